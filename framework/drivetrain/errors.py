@@ -1,0 +1,52 @@
+"""The few errors a user meets. Each message is one sentence: what is wrong, where, and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DrivetrainError(Exception):
+    """Base of everything drivetrain raises on purpose. ``exit_code`` is what a command ends with."""
+
+    exit_code = 1
+
+
+class ConfigurationError(DrivetrainError):
+    """The request cannot be carried out as written; known before any step is taken (exit code 2)."""
+
+    exit_code = 2
+
+
+class CheckpointError(DrivetrainError):
+    """A checkpoint is missing, damaged or does not fit the module."""
+
+
+class TrainingError(DrivetrainError):
+    """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
+
+
+class WorkerError(DrivetrainError):
+    """A worker process failed. ``rank`` is the first that did, ``cause`` its traceback or signal."""
+
+    def __init__(self, message: str, *, rank: int, cause: str = "", exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.cause = cause
+        self.exit_code = exit_code
+
+
+class Interrupted(DrivetrainError):
+    """The job was asked to stop by a signal and stopped in order. ``exit_code`` is 128 + the signal's number."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}")
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A half-sentence that suggests the known name nearest to ``name``, or lists all that are known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
