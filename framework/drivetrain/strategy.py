@@ -1,0 +1,251 @@
+"""Strategy: how the ranks hold the model and agree on its update.
+
+The loops call the entries below in the order of this table and know nothing else of a strategy. The defaults are a
+complete single-process strategy; a family overrides only what it bends.
+
+===  ==============================  ===================================================  ==========================
+ #   entry                           called                                               default
+===  ==============================  ===================================================  ==========================
+ 1   ``connect(job)``                once, before the module is set up                    one rank, no group
+ 2   ``serve()``                     instead of the loop where ``trains`` is false        an error
+ 3   ``init_context()``              around ``configure_model``                           the precision's
+ 4   ``prepare(module, stage)``      before each stage                                    move to the device
+ 5   ``build_optimizers(make)``      fit only, after ``prepare``                          ``make()``
+ 6   ``run_epoch(run, source)``      each epoch                                           ``run(source)``
+ 7   ``forward_backward(step)``      each micro-batch; the last within the closure        call, zero_grad, backward
+ 8   ``backward(loss, share, sync)`` by 7 and by ``manual_backward``                      scaled ``loss.backward()``
+ 9   ``optimizer_step(...)``         each optimizer step, manual ones too                 closure, 10, unscale, step
+10   ``reduce_gradients(...)``       by 9, after the last backward                        nothing
+11   ``clip_gradients(...)``         by the module's clipping hook                        torch's
+12   ``after_step(n)``               when 9 stepped                                       nothing
+13   ``evaluation_step(call, b)``    each evaluation and prediction batch                 ``call(b)``
+14   ``consensus()``                 around validation, checkpoint, export                nothing
+15   ``gather(vector)``              log boundaries, epoch ends                           the communicator's
+16   ``state_dict()`` and back       checkpoints and hand-over; portable, no I/O          plain tensors
+17   ``close(error)``                always, last; no collective after an error           nothing
+===  ==============================  ===================================================  ==========================
+
+Launching, checkpoint files, samplers, schedulers, logging and timing are not a strategy's concern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.comm.communicator import Communicator
+from drivetrain.declaration import Support
+from drivetrain.launch.job import Job
+from drivetrain.named_optimizer import load_named_state, named_state
+from drivetrain.precision import Precision
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of every global batch this rank reads: part ``rank`` of ``size``.
+
+    ``lockstep``: every rank must take part in every forward pass, in evaluation too (sharded parameters).
+    """
+
+    rank: int = 0
+    size: int = 1
+    lockstep: bool = False
+
+
+class Step(Protocol):
+    """One micro-batch on its way through ``forward_backward``.
+
+    Attributes:
+        batch: this rank's part, on the device.
+        index: ``batch_idx`` of the epoch.
+        share: this rank's samples over the samples of the whole window; the shares of all ranks and micro-batches of
+            a window sum to one.
+        last: whether this is the window's last micro-batch, after which gradients must be complete.
+    """
+
+    batch: Any
+    index: int
+    share: float
+    last: bool
+
+    def call(self, batch: Any) -> torch.Tensor | None:
+        """The module's ``training_step``: the loss, a mean over the samples of ``batch``; None to skip the batch."""
+
+    def zero_grad(self) -> None:
+        """The hooks around zeroing; does something on the window's first micro-batch only."""
+
+    def before_backward(self, loss: torch.Tensor) -> None: ...
+
+    def after_backward(self) -> None: ...
+
+
+class Run(Protocol):
+    """The batch loop of an epoch as ``run_epoch`` gets it."""
+
+    def __call__(self, source: Iterable[Any], *, inner: bool = False) -> None:
+        """Train on every micro-batch of ``source``. ``inner``: a client's own steps, which count neither as global
+        steps nor for schedules."""
+
+    def outer(self) -> None:
+        """Count one global step (a round)."""
+
+
+class Strategy:
+    """A single process on one device; the base of all others.
+
+    Attributes:
+        job: this worker's place.
+        device: where the module computes.
+        communicator: the ranks that train (and checkpoint) together.
+        data: the part of each batch that this rank reads.
+        trains: whether this rank runs the loop.
+        precision: the number format, composed here.
+    """
+
+    def __init__(self, options: Any, support: Support) -> None:
+        self.options = options
+        self.support = support
+        self.precision = Precision()
+        self.job = Job()
+        self.device = torch.device("cpu")
+        self.communicator = Communicator()
+        self.data = Shard()
+        self.trains = True
+        self.module: TrainModule
+
+    # -- coming to be -------------------------------------------------------------------------------------------
+    def connect(self, job: Job) -> None:
+        """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``."""
+        self.job = job
+        if job.accelerator == "cuda":
+            self.device = torch.device("cuda", job.local_rank)
+            torch.cuda.set_device(self.device)
+        self.precision.connect(self.device)
+
+    def serve(self) -> None:
+        """Do this rank's work until the training ranks are done."""
+        raise RuntimeError(f"{type(self).__name__} has no ranks that serve")
+
+    @contextmanager
+    def init_context(self) -> Iterator[None]:
+        """Around ``configure_model``."""
+        with self.precision.init_context():
+            yield
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        """Hold ``module`` as this strategy does, for ``stage`` (``"fit"``, ``"validate"``, ``"test"``, ``"predict"``)."""
+        self.module = module
+        self.precision.convert_module(module)
+        module.to(self.device)
+
+    def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
+        """The optimizers that the loop steps, one for each that ``make()`` (the module's configuration) returns."""
+        return make()
+
+    # -- an epoch and a step ------------------------------------------------------------------------------------
+    def run_epoch(self, run: Run, source: Iterable[Any]) -> None:
+        run(source)
+
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        """``call(batch)`` under the precision's context; the seam where a replicated engine wraps the forward pass."""
+        with self.precision.forward_context():
+            return call(batch)
+
+    def forward_backward(self, step: Step) -> torch.Tensor | None:
+        """Forward, zero the gradients at the window's start, backward. Returns the detached loss, None if skipped."""
+        loss = self.forward(step.call, step.batch)
+        step.zero_grad()
+        if loss is None:
+            return None
+        step.before_backward(loss)
+        self.backward(loss, step.share, step.last)
+        step.after_backward()
+        return loss.detach()
+
+    def backward(self, loss: torch.Tensor, share: float, sync: bool, **options: Any) -> None:
+        """Accumulate the gradient of ``loss * share`` summed over ranks; engines that average get it times their size."""
+        factor = share * self.data.size
+        self.precision.scale(loss if factor == 1.0 else loss * factor).backward(**options)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
+    ) -> bool:
+        """Run ``closure`` (None: gradients are there, manual optimisation), complete the gradients, call
+        ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
+
+        def complete() -> Any:
+            with torch.enable_grad():
+                result = None if closure is None else closure()
+            self.reduce_gradients(optimizer, manual=closure is None)
+            self.precision.unscale(optimizer)
+            before_step()
+            return result
+
+        if self.precision.scales or closure is None:
+            complete()
+            return self.precision.step(optimizer, None)
+        return self.precision.step(optimizer, complete)
+
+    def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        """Bring the gradients that ``optimizer`` reads to their global value, where ``backward`` did not."""
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
+        """Clip by the global ``"norm"`` (returned) or each entry by ``"value"``."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if algorithm == "value":
+            nn.utils.clip_grad_value_(parameters, value)
+            return None
+        return nn.utils.clip_grad_norm_(parameters, value)
+
+    def after_step(self, step: int) -> None:
+        """After optimizer step number ``step`` (from 1)."""
+
+    # -- evaluation, metrics, state -----------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        return self.forward(call, batch)
+
+    def consensus(self) -> AbstractContextManager[Any]:
+        """While it lasts the module holds the weights that are validated and saved."""
+        return _nothing()
+
+    def gather(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Every training rank's fp64 ``vector`` (all of one length), in rank order, on every rank."""
+        return self.communicator.all_gather(vector)
+
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        """``{"module": {name: tensor}, "optimizers": [{"state": {name: {...}}, "param_groups": [...]}]}`` with
+        parameters by their name in the module: portable between strategies and world sizes."""
+        return {
+            "module": self.module.state_dict(),
+            "optimizers": [named_state(self.module, optimizer) for optimizer in optimizers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
+        """Restore what :meth:`state_dict` of any strategy gave."""
+        self.module.load_state_dict(state["module"], strict=strict)
+        for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
+            load_named_state(self.module, optimizer, saved)
+
+    def own_state(self) -> dict[str, Any]:
+        """What belongs to this rank alone (error feedback, clocks); lost when the world size changes."""
+        return {"precision": self.precision.state_dict()}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self.precision.load_state_dict(state["precision"])
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Give everything back. After an error no collective may run: the other ranks may be gone."""
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
