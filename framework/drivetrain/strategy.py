@@ -227,6 +227,7 @@ class Strategy:
         return {
             "module": self.module.state_dict(),
             "optimizers": [named_state(self.module, optimizer) for optimizer in optimizers],
+            "precision": self.precision.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
@@ -234,13 +235,15 @@ class Strategy:
         self.module.load_state_dict(state["module"], strict=strict)
         for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
             load_named_state(self.module, optimizer, saved)
+        if "precision" in state:
+            self.precision.load_state_dict(state["precision"])
 
     def own_state(self) -> dict[str, Any]:
         """What belongs to this rank alone (error feedback, clocks); lost when the world size changes."""
-        return {"precision": self.precision.state_dict()}
+        return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        self.precision.load_state_dict(state["precision"])
+        """Restore what :meth:`own_state` gave on the same rank."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""
