@@ -1,7 +1,7 @@
 """Plain data out of rich Python objects and back, so that a checkpoint never needs the free unpickler.
 
-``torch.load(weights_only=True)`` takes numbers, strings, bytes, lists, tuples, dictionaries and tensors. Everything else
-is kept as a *tagged* dictionary: ``{"drivetrain:type": "path", "value": "a/b"}``. What comes back:
+``torch.load(weights_only=True)`` takes numbers, strings, bytes, lists, tuples, dictionaries and tensors. Everything
+else is kept as a *tagged* dictionary: ``{"drivetrain:type": "path", "value": "a/b"}``. What comes back:
 
 =============================================  =====================================================
 goes in                                        comes back
@@ -52,7 +52,7 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 
 class AttributeDict(dict[str, Any]):
-    """A dictionary whose keys can be read and set as attributes too. Configurations and namespaces come back as this."""
+    """A dictionary whose keys are attributes too. Configurations and namespaces come back as this."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -102,7 +102,8 @@ def from_safe(obj: Any, *, tensor: Callable[[Any], Any] | None = None) -> Any:
         decode = _DECODERS.get(kind)
         if decode is None:
             raise CheckpointError(
-                f"the checkpoint holds data of the unknown kind {kind!r}; load it with the newer version of drivetrain that wrote it"
+                f"the checkpoint holds data of the unknown kind {kind!r}; "
+                "load it with the newer version of drivetrain that wrote it"
             )
         return decode(obj, lambda value: from_safe(value, tensor=tensor))
     if type(obj) in (list, tuple):
@@ -115,7 +116,8 @@ def _own_tensor(path: tuple[Key, ...], value: torch.Tensor) -> torch.Tensor:
 
     if isinstance(value, DTensor):
         raise CheckpointError(
-            f"cannot keep {describe(path)}: a sharded tensor belongs into the shared state, not into one worker's own; pass its local part"
+            f"cannot keep {describe(path)}: a sharded tensor belongs into the shared state, not into one worker's own; "
+            "pass its local part"
         )
     value = value.detach()
     if value.device.type == "meta":
@@ -189,16 +191,8 @@ class _Encoder:
             return tuple(self.sequence(obj, path))
         if isinstance(obj, Mapping):
             return self.mapping(obj, path)
-        for base in (
-            bool,
-            int,
-            float,
-            str,
-            bytes,
-            list,
-            set,
-            frozenset,
-        ):  # a subclass of a plain type is kept as the plain one
+        base: Any
+        for base in (int, float, str, bytes, list, set, frozenset):  # a subclass is kept as the plain type
             if isinstance(obj, base):
                 return self.encode(base(obj), path)
         raise CheckpointError(
@@ -320,7 +314,8 @@ def _torch_constant(kind: type) -> Callable[[dict[str, Any], Decode], Any]:
         value = getattr(torch, obj["value"], None)
         if not isinstance(value, kind):
             raise CheckpointError(
-                f"the checkpoint names torch.{obj['value']}, which this version of torch does not have; use the one that wrote it"
+                f"the checkpoint names torch.{obj['value']}, which this version of torch does not have; "
+                "use the one that wrote it"
             )
         return value
 

@@ -28,5 +28,5 @@ def weights_digest(state_dict: Mapping[str, Any]) -> str:
             full = full.full_tensor()
         full = full.cpu().contiguous()
         digest.update(f"{name}\0{full.dtype}\0{tuple(full.shape)}\0".encode())
-        digest.update(full.reshape(-1).view(torch.uint8).numpy())
+        digest.update(memoryview(full.reshape(-1).view(torch.uint8).numpy()))
     return digest.hexdigest()

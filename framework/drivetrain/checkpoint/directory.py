@@ -78,7 +78,15 @@ def save(
     communicator = communicator or SingleProcess()
     what = f"the checkpoint {path} was not saved"
     with ExitStack() as stack:
-        job = _Save(path, shared, own, meta or {}, communicator, weights_only, stack)
+        job = _Save(
+            path,
+            shared=shared,
+            own=own,
+            meta=meta or {},
+            communicator=communicator,
+            weights_only=weights_only,
+            stack=stack,
+        )
         value: list[Any] = [None]
         for stage in (job.prepare, job.write, job.publish):
             result, failure = None, None
@@ -98,6 +106,7 @@ class _Save:
     def __init__(
         self,
         path: Path,
+        *,
         shared: dict[str, Any],
         own: dict[str, Any] | None,
         meta: dict[str, Any],
@@ -184,8 +193,8 @@ def load(
         rank: number of this worker.
         world_size: number of workers in the job that loads.
         template: nested like ``shared`` or a part of it; its tensors and DTensors are filled in place, whatever the
-            sharding was when saving, and stand in the result too (detached). Tensors without a template come whole, on the CPU.
-            A template of another dtype than the stored one gets converted values.
+            sharding was when saving, and stand in the result too (detached). Tensors without a template come
+            whole, on the CPU. A template of another dtype than the stored one gets converted values.
         keys: the top-level keys of ``shared`` to load; None loads all. The rest is not read.
         verify: compare every file with its checksum first. Without it only the sizes are compared.
 

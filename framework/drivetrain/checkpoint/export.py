@@ -22,6 +22,7 @@ def consolidate(path: str | Path, *, verify: bool = True) -> dict[str, Any]:
     weights = load(path, keys=(WEIGHTS,), verify=verify).shared[WEIGHTS]
     if not isinstance(weights, dict):
         raise CheckpointError(
-            f"{WEIGHTS!r} in the checkpoint {path} is a {type(weights).__name__} and no dictionary of weights; save the module's state_dict under that key"
+            f"{WEIGHTS!r} in the checkpoint {path} is a {type(weights).__name__} and no dictionary of weights; "
+            "save the module's state_dict under that key"
         )
     return weights

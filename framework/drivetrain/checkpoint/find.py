@@ -17,8 +17,9 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
     """The checkpoint that ``spec`` means, every byte of it checked (``load`` need not verify it again).
 
     Args:
-        spec: ``"last"`` (where ``last.ckpt`` in ``folder`` points, else the newest), ``"auto"`` (the newest, or None when
-            there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or to ``folder``.
+        spec: ``"last"`` (where ``last.ckpt`` in ``folder`` points, else the newest), ``"auto"`` (the newest, or None
+            when there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or to
+            ``folder``.
         folder: where the run keeps its checkpoints.
         best: the best checkpoint, as whoever keeps the scores knows it.
 

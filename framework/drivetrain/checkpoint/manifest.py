@@ -71,7 +71,8 @@ def read(folder: Path) -> dict[str, Any]:
         ) from error
     if content["format"] > FORMAT:
         raise CheckpointError(
-            f"the checkpoint {folder} has format {content['format']} and this drivetrain reads up to {FORMAT}; load it with the version that wrote it"
+            f"the checkpoint {folder} has format {content['format']} and this drivetrain reads up to {FORMAT}; "
+            "load it with the version that wrote it"
         )
     return content
 
@@ -87,7 +88,8 @@ def verify(folder: Path, content: dict[str, Any], *, checksums: bool = True) -> 
         try:
             if file.stat().st_size != expected["bytes"]:
                 raise CheckpointError(
-                    f"the checkpoint {folder} is damaged: {name} has {file.stat().st_size} bytes instead of {expected['bytes']}; {ADVICE}"
+                    f"the checkpoint {folder} is damaged: {name} has {file.stat().st_size} bytes instead of "
+                    f"{expected['bytes']}; {ADVICE}"
                 )
             if not checksums:
                 continue

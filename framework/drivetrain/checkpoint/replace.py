@@ -110,7 +110,7 @@ def locate(path: Path) -> Path:
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder`` that have a manifest, in no order. Links and hidden left-overs are not among them."""
+    """The checkpoints in ``folder`` that have a manifest, in no order, without links and hidden left-overs."""
     if not folder.is_dir():
         return []
     visible = [path for path in folder.iterdir() if not path.name.startswith(".") and not path.is_symlink()]

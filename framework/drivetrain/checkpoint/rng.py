@@ -44,5 +44,6 @@ def restore(state: dict[str, Any]) -> None:
         random.setstate(python_state)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(
-            f"the state of the random generators cannot be restored ({type(error).__name__}: {error}); resume without it or from another checkpoint"
+            f"the state of the random generators cannot be restored ({type(error).__name__}: {error}); "
+            "resume without it or from another checkpoint"
         ) from error

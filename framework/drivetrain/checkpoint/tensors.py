@@ -139,11 +139,13 @@ class Writer:
             for name, _, _, _, _, dtype, size in plan:
                 if known.setdefault(name, (dtype, size)) != (dtype, size):
                     raise CheckpointError(
-                        f"rank {rank} holds {name!r} as {dtype} {size} and another rank as {' '.join(map(str, known[name]))}; the ranks must save the same state"
+                        f"rank {rank} holds {name!r} as {dtype} {size}, another rank as {known[name]}; "
+                        "the ranks must save the same state"
                     )
         if self.rank == 0 and (odd := known.keys() ^ self.tensors.keys()):
             raise CheckpointError(
-                f"rank 0 and the other ranks do not save the same tensors ({min(odd)!r} is missing on one side); every rank must pass the same shared state"
+                f"rank 0 and the other ranks do not save the same tensors ({min(odd)!r} is missing on one side); "
+                "every rank must pass the same shared state"
             )
 
 
@@ -168,19 +170,22 @@ def read(folder: Path, targets: Mapping[str, torch.Tensor | None], *, allowed: s
         stored = metadata.state_dict_metadata.get(name)
         if not isinstance(stored, TensorStorageMetadata):
             raise CheckpointError(
-                f"the checkpoint {folder.parent} holds no tensor {name!r}; {nearest(name, metadata.state_dict_metadata)}"
+                f"the checkpoint {folder.parent} holds no tensor {name!r}; "
+                f"{nearest(name, metadata.state_dict_metadata)}"
             )
         if target is None:
             state[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
         elif target.size() != stored.size:
             raise CheckpointError(
-                f"{name!r} has shape {list(stored.size)} in the checkpoint {folder.parent} and {list(target.size())} in the module; load it into the module that it was saved from"
+                f"{name!r} has shape {list(stored.size)} in the checkpoint {folder.parent} and "
+                f"{list(target.size())} in the module; load it into the module that it was saved from"
             )
         else:
             state[name] = target.detach()
     if stray := {info.relative_path for info in metadata.storage_data.values()} - allowed:
         raise CheckpointError(
-            f"the index of the checkpoint {folder.parent} refers to {min(stray)!r}, which is not part of it; do not use this checkpoint"
+            f"the index of the checkpoint {folder.parent} refers to {min(stray)!r}, which is not part of it; "
+            "do not use this checkpoint"
         )
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(state), metadata, True)
