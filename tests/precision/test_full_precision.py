@@ -57,8 +57,9 @@ def test_default_dtype_is_restored_even_after_an_error() -> None:
     precision = FullPrecision("64-true")
     with precision.init_context(), precision.forward_context():
         assert nn.Linear(1, 1).weight.dtype == torch.float64
-    with pytest.raises(ZeroDivisionError), precision.forward_context():
+    with precision.forward_context():
         assert torch.rand(1).dtype == torch.float64
+    with pytest.raises(ZeroDivisionError), precision.forward_context():
         _ = 1 / 0
     assert torch.get_default_dtype() == torch.float32
 

@@ -143,7 +143,7 @@ def test_fused_optimizer_reports_its_skips() -> None:
 def test_what_cannot_be_is_refused() -> None:
     weight = nn.Parameter(torch.ones(1))
     with pytest.raises(ConfigurationError, match="cannot step LBFGS with a closure"):
-        half().step(torch.optim.LBFGS([weight]), lambda: weight.sum())
+        half().step(torch.optim.LBFGS([weight]), weight.sum)
     for scale in (-1.0, 0, "fast", float("inf")):
         with pytest.raises(ConfigurationError, match="positive number or 'dynamic'"):
             MixedPrecision("16-mixed", scale)
