@@ -70,6 +70,6 @@ define set_up
 	@echo "Installing drivetrain[$(1)] into $(VENV) (some minutes the first time)"
 	@rm -f $(VENV)/.train-ready $(VENV)/.test-ready && touch $(VENV)/.unfinished
 	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-		$(python) -m pip install --quiet -e ".[$(1)]"
+		$(python) -m pip install --quiet --quiet -e ".[$(1)]"
 	@rm -f $(VENV)/.unfinished
 endef
