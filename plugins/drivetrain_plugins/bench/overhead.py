@@ -195,9 +195,9 @@ def assemble(names: Sequence[str]) -> tuple[dict[str, Contestant], dict[str, str
         try:
             ready[name] = CONTESTANTS[name]()
         except ModuleNotFoundError as error:
-            if name not in OPTIONAL:
+            if error.name is None or error.name.partition(".")[0] != OPTIONAL.get(name):
                 raise
-            left_out[name] = f"{error.name} is not installed (pip install 'drivetrain[bench]')"
+            left_out[name] = f"{OPTIONAL[name]} is not installed (pip install 'drivetrain[bench]')"
     return ready, left_out
 
 
