@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
 from torch.optim import Optimizer
 
 from drivetrain import handover, registry, session, snapshot

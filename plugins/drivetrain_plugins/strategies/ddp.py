@@ -7,6 +7,7 @@ so that skipped batches and losses with weights of their own (tokens) need no co
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -21,6 +22,11 @@ from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 
+# The name of the argument changed in torch 2.13.
+_KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers": False
+}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -61,7 +67,7 @@ class DistributedDataParallelStrategy(Strategy):
         self._replica = _Replica(module)
         self._replicas = DistributedDataParallel(
             self._replica,
-            broadcast_buffers=False,  # a collective per step; consensus() averages them where they are read
+            **_NO_BUFFER_BROADCAST,  # a collective per step; consensus() averages them where they are read
             bucket_cap_mb=self.options.bucket_cap_mb,
             find_unused_parameters=self.options.find_unused_parameters,
             static_graph=self.options.static_graph,
