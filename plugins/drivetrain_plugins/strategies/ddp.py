@@ -92,7 +92,7 @@ class DistributedDataParallelStrategy(Strategy):
             return super().forward_backward(step)
         if step.first:
             self._replica.ticket.grad = None
-            self._weight, self._contributed = 0.0, False
+            self.weight, self.contributed = 0.0, False
         with nullcontext() if step.last else replicas.no_sync():
             with self.precision.forward_context():
                 loss = replicas(step.call, step.batch)
@@ -100,9 +100,9 @@ class DistributedDataParallelStrategy(Strategy):
             try:
                 if loss is not None:
                     step.before_backward(loss)
-                    self._contributed = True
+                    self.contributed = True
                     if step.weighted:
-                        self._weight += step.share
+                        self.weight += step.share
                     self.backward(loss, step.share, step.last, weighted=step.weighted)
                     step.after_backward()
                 elif step.last:
@@ -159,9 +159,9 @@ class DistributedDataParallelStrategy(Strategy):
         weight = self._replica.ticket.grad
         assert weight is not None
         # Only a rank that itself had nothing must ask whether the others had: no device is waited for otherwise.
-        if not self._contributed and float(weight) == 0.0:
+        if not self.contributed and float(weight) == 0.0:
             raise SkipStep
-        if self._weight:
+        if self.weight:
             self.scale_gradients(optimizer, 1.0 / weight)
 
     def _average_gradients(self, parameters: list[nn.Parameter]) -> None:
