@@ -14,6 +14,7 @@ It is written under a hidden name, flushed to the disk and then renamed into pla
 from __future__ import annotations
 
 import pickle
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -146,10 +147,10 @@ class _Save:
         results = self.writer.write(weights, [report["plan"] for report in prepared])
         files = sorted({f"{tensors.FOLDER}/{result[-3]}" for result in results})
         if self.rank == 0:
-            torch.save(self.plain, folder / STATE)
+            _save_plain(self.plain, folder / STATE)
             files.append(STATE)
         if self.own_plain is not None:
-            torch.save(self.own_plain, folder / _own_file(self.rank))
+            _save_plain(self.own_plain, folder / _own_file(self.rank))
             files.append(_own_file(self.rank))
         return {"results": results, "files": {name: manifest.seal(folder / name) for name in files}}
 
@@ -243,10 +244,21 @@ def _names(plain: Any) -> Iterator[str]:
             yield from _names(value)
 
 
+def _save_plain(value: Any, file: Path) -> None:
+    with open(file, "wb") as stream:  # given a path, torch would write itself and hide why the disk refused
+        torch.save(value, stream)
+
+
 def _load_plain(folder: Path, name: str) -> Any:
     try:
         return torch.load(folder / name, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except pickle.UnpicklingError as error:  # torch's own text advises to unpickle it freely: do not pass that on
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"asks for {asked[1]}" if asked else "holds more than plain data"
+        raise CheckpointError(
+            f"{name} of the checkpoint {folder} {what} and was not written by drivetrain; do not use this checkpoint"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"the checkpoint {folder} cannot be loaded: {name}: {first}; {manifest.ADVICE}"
