@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -95,7 +96,11 @@ def test_no_absolute_path_is_kept(tmp_path: Path) -> None:
     assert not [file for file in path.rglob("*") if file.is_file() and str(tmp_path).encode() in file.read_bytes()]
 
 
-def test_training_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_training_goes_on_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor")
+    )  # an optimizer's first step makes a folder
+
     def fresh() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
@@ -181,6 +186,14 @@ def test_a_truncated_file_is_found_without_checksums(tmp_path: Path) -> None:
     path = save(tmp_path / "c", {"w": torch.randn(100)}, {})
     DAMAGE["truncated"](path / "weights/__0_0.distcp")
     with pytest.raises(CheckpointError, match="bytes instead of"):
+        load(path, verify=False)
+
+
+def test_unreadable_tensors_are_one_sentence_without_checksums(tmp_path: Path) -> None:
+    path = save(tmp_path / "c", {"w": torch.randn(100)}, {})
+    with open(path / "weights/__0_0.distcp", "r+b") as stream:
+        stream.write(bytes(64))
+    with pytest.raises(CheckpointError, match="the tensors of the checkpoint .* cannot be read"):
         load(path, verify=False)
 
 
@@ -280,6 +293,27 @@ def test_saving_again_replaces_and_leaves_nothing(tmp_path: Path) -> None:
         save(tmp_path / "c", {"version": version}, {})
         assert load(tmp_path / "c").shared == {"version": version}
     assert [child.name for child in tmp_path.iterdir()] == ["c"]
+
+
+def test_reading_while_a_job_replaces_it_never_mixes_two(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save(path, {"w": torch.zeros(1000), "version": 0}, {"version": 0})
+    pid = os.fork()
+    if pid == 0:
+        for version in itertools.count(1):
+            save(path, {"w": torch.full((1000,), float(version)), "version": version}, {"version": version})
+            time.sleep(0.02)
+    try:
+        seen = set()
+        for _ in range(25):
+            back = load(path, verify=len(seen) % 2 == 0)
+            assert back.own == {"version": back.shared["version"]}
+            assert torch.equal(back.shared["w"], torch.full((1000,), float(back.shared["version"])))
+            seen.add(back.shared["version"])
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert len(seen) > 1, "the writer never came to write: the test proves nothing"
 
 
 def test_without_exchange_every_instant_has_one_of_the_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

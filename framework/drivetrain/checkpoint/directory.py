@@ -13,6 +13,7 @@ It is written under a hidden name, flushed to the disk and then renamed into pla
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import time
@@ -30,6 +31,7 @@ from drivetrain.checkpoint.convert import from_safe, to_safe
 from drivetrain.errors import CheckpointError
 
 STATE = "state.pt"
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,29 @@ def load(
     Raises:
         CheckpointError: there is no checkpoint, a file of it is damaged (named), or it does not fit ``template``.
     """
-    folder = replace.locate(Path(path))
+    for _ in range(ATTEMPTS):
+        folder = replace.locate(Path(path))
+        before = _identity(folder)
+        try:
+            loaded = _load(folder, rank=rank, world_size=world_size, template=template, keys=keys, verify=verify)
+        except (CheckpointError, OSError):
+            if _identity(replace.locate(Path(path))) == before:
+                raise
+        else:
+            if _identity(replace.locate(Path(path))) == before:
+                return loaded
+    raise CheckpointError(f"the checkpoint {path} was replaced {ATTEMPTS} times while it was read; load one that stays")
+
+
+def _load(
+    folder: Path,
+    *,
+    rank: int,
+    world_size: int,
+    template: dict[str, Any] | None,
+    keys: Collection[str] | None,
+    verify: bool,
+) -> Loaded:
     content = manifest.read(folder)
     manifest.verify(folder, content, checksums=verify)
     files = content.pop("files")
@@ -226,6 +250,15 @@ def load(
     if content["world_size"] == world_size and _own_file(rank) in files:
         own = from_safe(_load_plain(folder, _own_file(rank)))
     return Loaded(shared, own, content)
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells one checkpoint from the next of the same name: a running job may replace it while it is read."""
+    try:
+        status = os.stat(folder / manifest.NAME)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def _own_file(rank: int) -> str:
