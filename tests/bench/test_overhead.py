@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # the first optimizer imports it, which sets a variable and makes a folder
 
 from drivetrain_plugins.bench import overhead
 
