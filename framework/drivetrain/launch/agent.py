@@ -141,8 +141,9 @@ class Agent(LocalElasticAgent):
         return result
 
     def release(self) -> None:
-        """Let go of the processes and the semaphores shared with them."""
+        """Let go of the store and of the semaphores shared with the workers: an exception may keep this object."""
         self._pcontext = None
+        self._store = self._worker_group.store = None
 
     @property
     def first_rank(self) -> int:

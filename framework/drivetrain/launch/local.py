@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
 from drivetrain.launch import start_method as start_methods
 from drivetrain.launch.job import Job
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.launch.agent import Agent, Stop
 
 ELASTIC_LOG = "launcher.log"
+ELASTIC_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing", "torchelastic-events-null")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Target = Callable[[Job, dict[str, Any]], Any]
@@ -130,6 +131,8 @@ def launch(
         agent = Agent(workers, assignment, nodes, stop, start_method=method, max_restarts=max_restarts)
         try:
             values = _run(agent, stop)
+        except DrivetrainError as error:
+            raise error.with_traceback(None)  # noqa: B904  its frames hold the store, and with it an open port
         finally:
             agent.release()
             nodes.shutdown()
@@ -244,9 +247,8 @@ def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
     if log_dir is not None:
         handler = logging.FileHandler(log_dir / ELASTIC_LOG, delay=True, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    names = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
     changed = []
-    for name in names:
+    for name in ELASTIC_LOGGERS:
         logger = logging.getLogger(name)
         changed.append((logger, logger.handlers[:], logger.propagate))
         logger.handlers, logger.propagate = [handler], False
