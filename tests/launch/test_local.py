@@ -19,6 +19,7 @@ import torch.distributed as dist
 from drivetrain.errors import ConfigurationError, TrainingError, WorkerError
 from drivetrain.launch import Job, current_job, destroy_process_group, init_process_group, job_store, launch, pending
 from drivetrain.launch.start_method import choose, why_not_fork
+from tests.launch import programs
 
 
 def add(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
@@ -62,13 +63,18 @@ def test_ten_starts_in_a_row() -> None:
 
 
 def test_three_at_once() -> None:
-    code = "from tests.launch.test_local import *; print(launch(add, {'base': 1}, workers=2)[0]['sum'])"
-    started = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    results = [process.communicate(timeout=60) for process in started]
-    assert [(out, error) for out, error in results] == [("3.0\n", "")] * 3
+    def add_many(base: int) -> None:
+        for _ in range(3):
+            assert launch(add, {"base": base}, workers=2)[0]["sum"] == 2 * base + 1
+
+    with (
+        programs.forked(add_many, 1) as one,
+        programs.forked(add_many, 2) as two,
+        programs.forked(add_many, 3) as three,
+    ):
+        for process in (one, two, three):
+            process.join(30)
+            assert process.exitcode == 0
 
 
 def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

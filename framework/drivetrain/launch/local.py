@@ -108,7 +108,7 @@ def launch(
         restored.enter_context(_quiet_elastic(log_dir))
         folder = restored.enter_context(_temporary_folder())
         if method == "forkserver":
-            restored.enter_context(_own_forkserver())
+            restored.enter_context(_own_forkserver(folder))
         restored.enter_context(_noted_signals(stop))
         nodes = FixedNodes(
             node_rank,
@@ -261,8 +261,8 @@ def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _own_forkserver() -> Iterator[None]:
-    """A forkserver that has torch imported; stopped at the end unless it was there before."""
+def _own_forkserver(folder: Path) -> Iterator[None]:
+    """A forkserver that has torch imported, its socket in ``folder``; stopped at the end unless it was there before."""
     import multiprocessing
     from multiprocessing import forkserver, resource_tracker
 
@@ -271,11 +271,17 @@ def _own_forkserver() -> Iterator[None]:
     tracker: Any = resource_tracker._resource_tracker
     had_server, had_tracker = server._forkserver_pid is not None, tracker._fd is not None
     preloaded = server._preload_modules
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    own_folder = "tempdir" not in config
+    if own_folder:
+        config["tempdir"] = str(folder)  # else Python makes one that stays until this process ends
     multiprocessing.set_forkserver_preload(["torch.distributed", "drivetrain.launch.worker"])
     try:
         yield
     finally:
         server._preload_modules = preloaded
+        if own_folder:
+            del config["tempdir"]
         gc.collect()  # semaphores that still had an owner would be gone when it lets go of them
         # Python leaves both running until this process ends.
         if not had_server:
