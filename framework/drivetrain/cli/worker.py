@@ -1,0 +1,203 @@
+"""What every worker does: build the module, the data and the Trainer from plain data, run the task, return numbers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import record, registry
+from drivetrain.cli.options import TASKS
+from drivetrain.errors import ConfigurationError, Interrupted, nearest
+from drivetrain.folders import make_importable
+from drivetrain.launch.job import Job
+
+if TYPE_CHECKING:
+    from drivetrain.callback import Callback
+    from drivetrain.logger import Logger
+    from drivetrain.trainer import Trainer
+
+CHECKPOINTS = "checkpoints"
+
+
+def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
+    """Run ``payload["config"]`` (plain containers) in ``payload["run_folder"]``.
+
+    Returns:
+        Plain data for ``run.json``: the Trainer's summary with ``status``; the same on every rank.
+    """
+    config, folder = payload["config"], Path(payload["run_folder"])
+    make_importable()
+    # The module draws its first weights in its constructor: seeded before, alike on every rank.
+    from drivetrain.seed import seed_everything
+
+    seed_everything(config["seed"])
+    module = _module(config)
+    data = build(config["data"], "data") if config.get("data") else None
+    trainer = _trainer(config, folder)
+    try:
+        status = _run(trainer, module, data, config, folder)
+    except BaseException as error:
+        if job.rank == 0:
+            _leave_trace(folder, payload["record"], trainer, error)
+        raise
+    return {**trainer.run_summary(), "status": status}
+
+
+def _run(trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], folder: Path) -> str:
+    resume, status = _resume(config), "completed"
+    for stage in TASKS[config["task"]]:
+        if stage == "fit":
+            trainer.fit(module, datamodule=data, ckpt_path=resume)
+            status = "stopped" if trainer.should_stop else "completed"
+            # Testing goes on with the best weights where there is a checkpoint, else with those at hand.
+            resume = "best" if trainer.checkpoint_callback is not None and not trainer.fast_dev_run else None
+        elif stage == "predict":
+            _save_predictions(trainer.predict(module, datamodule=data, ckpt_path=resume), folder, trainer.global_rank)
+        else:
+            getattr(trainer, stage)(module, datamodule=data, ckpt_path=resume, verbose=False)
+    return status
+
+
+def _resume(config: Mapping[str, Any]) -> str | None:
+    """``resume`` with a run folder replaced by its newest complete checkpoint."""
+    from drivetrain.checkpoint import newest
+
+    resume = config["resume"]
+    if resume in (None, "auto", "last", "best"):
+        return resume
+    path = Path(resume)
+    for folder in (path / CHECKPOINTS, path):
+        if (path / record.FILE).exists() or folder.name == CHECKPOINTS:
+            found = newest(folder)
+            if found is not None:
+                return str(found)
+    return str(path)
+
+
+def _save_predictions(predictions: Any, folder: Path, rank: int) -> None:
+    import torch
+
+    (folder / "predictions").mkdir(exist_ok=True)
+    torch.save(predictions, folder / "predictions" / f"rank_{rank}.pt")
+
+
+def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: BaseException) -> None:
+    """What is known without asking another rank, which may be gone."""
+    stopped = isinstance(error, Interrupted | KeyboardInterrupt | SystemExit)
+    known = {
+        "status": "interrupted" if stopped else "failed",
+        "error": str(error) or type(error).__name__,
+        "epochs": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }
+    record.write(folder, {**blank, **known})
+
+
+def _module(config: Mapping[str, Any]) -> Any:
+    partials = {key: build(config[key], key) for key in ("optimizer", "scheduler") if config.get(key)}
+    factory = build({**config["model"], "_partial_": True}, "model")
+    _accepts(factory, partials, f"model {config['model']['_target_']}")
+    return _called(factory, partials, f"model {config['model']['_target_']}")
+
+
+def build(group: Mapping[str, Any], where: str) -> Any:
+    """Instantiate a ``_target_`` config; Hydra's wrapping of the error is taken off."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(dict(group), _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, ImportError | AttributeError):
+            first = next(line for line in str(cause or error).splitlines() if line)
+            raise ConfigurationError(f"{where}._target_={group.get('_target_')} cannot be imported: {first}") from error
+        if isinstance(cause, TypeError) and "argument" in str(cause):
+            raise ConfigurationError(f"{where}: {cause}") from error
+        raise cause from None
+
+
+def _trainer(config: Mapping[str, Any], folder: Path) -> Trainer:
+    from drivetrain.trainer import Trainer
+
+    strategy = dict(config["strategy"])
+    declaration = registry.load("strategies", strategy.pop("name"))
+    return Trainer(
+        strategy=declaration.build(declaration.options(**strategy)),
+        precision=_precision(config["precision"]),
+        callbacks=_callbacks(config, folder),
+        logger=_loggers(config.get("logger"), folder),
+        default_root_dir=folder,
+        **config["trainer"],
+    )
+
+
+def _precision(group: Mapping[str, Any]) -> Any:
+    name = str(group["name"])
+    return registry.load("precisions", name)(name, loss_scale=group.get("loss_scale"))
+
+
+def _callbacks(config: Mapping[str, Any], folder: Path) -> list[Callback]:
+    found = [
+        part(arguments, key, "callbacks")
+        for key, arguments in (config.get("callbacks") or {}).items()
+        if arguments is not None
+    ]
+    checkpoint = dict(config.get("checkpoint") or {})
+    if checkpoint:
+        dirpath = checkpoint.pop("dir", None) or folder / CHECKPOINTS
+        found.append(part({**checkpoint, "dirpath": str(dirpath)}, "checkpoint", "callbacks"))
+    return found
+
+
+def _loggers(group: Mapping[str, Any] | None, folder: Path) -> list[Logger]:
+    # One folder a run: a logger writes to its own folder in it unless its arguments say otherwise.
+    return [
+        part(arguments, key, "loggers", save_dir=str(folder), name=key, version="")
+        for key, arguments in (group or {}).items()
+        if arguments is not None
+    ]
+
+
+def part(arguments: Mapping[str, Any], key: str, group: str, **usual: Any) -> Any:
+    """A callback or logger: its ``_target_``, else the plugin registered as ``name``, else as ``key``.
+
+    ``usual``: arguments given where the class takes them and ``arguments`` does not hold them.
+    """
+    if "_target_" in arguments:
+        return build(arguments, f"{group}.{key}")
+    rest = dict(arguments)
+    name = str(rest.pop("name", key))
+    cls = registry.load(group, name)
+    taken = inspect.signature(cls).parameters
+    rest = {**{one: value for one, value in usual.items() if one in taken}, **rest}
+    _accepts(cls, rest, f"{group} {name!r}")
+    return _called(cls, rest, f"{group} {name!r}")
+
+
+def _accepts(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> None:
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            raise ConfigurationError(f"{what} takes no argument {name!r}: {nearest(name, parameters)}")
+
+
+def _called(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> Any:
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+    return factory(**arguments)
+
+
+def preload(config: Mapping[str, Any]) -> None:
+    """Import, in the parent, what every worker needs, so that a fork has it: no object is made, nothing is computed."""
+    importlib.import_module("drivetrain.trainer")
+    declaration = registry.load("strategies", config["strategy"]["name"])
+    importlib.import_module(declaration.implementation.partition(":")[0])
