@@ -99,6 +99,10 @@ class Run(Protocol):
         """Count one global step (a round)."""
 
 
+class SkipStep(Exception):
+    """Raised within ``optimizer_step`` on every rank alike: leave parameters and optimizer state as they are."""
+
+
 class Strategy:
     """A single process on one device; the base of all others.
 
@@ -174,7 +178,13 @@ class Strategy:
     def backward(self, loss: torch.Tensor, share: float, sync: bool, **options: Any) -> None:
         """Accumulate the gradient of ``loss * share`` summed over ranks; engines that average get it times their size."""
         factor = share * self.data.size
-        self.precision.scale(loss if factor == 1.0 else loss * factor).backward(**options)
+        self._run_backward(self.precision.scale(loss if factor == 1.0 else loss * factor), options)
+
+    def _run_backward(self, loss: torch.Tensor, options: dict[str, Any]) -> None:
+        if self.module.overrides_backward:
+            self.module.backward(loss, **options)
+        else:
+            loss.backward(**options)
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
@@ -182,18 +192,23 @@ class Strategy:
         """Run ``closure`` (None: gradients are there, manual optimisation), complete the gradients, call
         ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
 
+        manual = not self.module.automatic_optimization
+
         def complete() -> Any:
             with torch.enable_grad():
                 result = None if closure is None else closure()
-            self.reduce_gradients(optimizer, manual=closure is None)
+            self.reduce_gradients(optimizer, manual)
             self.precision.unscale(optimizer)
             before_step()
             return result
 
-        if self.precision.scales or closure is None:
-            complete()
-            return self.precision.step(optimizer, None)
-        return self.precision.step(optimizer, complete)
+        try:
+            if self.precision.scales or closure is None:
+                complete()
+                return self.precision.step(optimizer, None)
+            return self.precision.step(optimizer, complete)
+        except SkipStep:
+            return False
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         """Bring the gradients that ``optimizer`` reads to their global value, where ``backward`` did not."""

@@ -1,0 +1,253 @@
+"""A checkpoint is a directory that is complete or absent.
+
+::
+
+    epoch=0-step=63.ckpt/
+      manifest.json   what it is, and size and SHA-256 of every other file; written last
+      weights/        every tensor of the shared state, in the format of torch.distributed.checkpoint
+      state.pt        the plain rest of the shared state; loads with weights_only=True
+      rank_0.pt ...   what belongs to one worker: random generators, position in the data, residuals
+
+It is written under a hidden name, flushed to the disk and then renamed into place; see ``replace.py``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.checkpoint import manifest, replace, tensors
+from drivetrain.checkpoint.agreement import Communicator, SingleProcess, agree
+from drivetrain.checkpoint.convert import from_safe, to_safe
+from drivetrain.errors import CheckpointError
+
+STATE = "state.pt"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint holds.
+
+    Attributes:
+        shared: the state that all workers share, nested as it was saved.
+        own: this worker's own part; None when the checkpoint is of another world size, or holds weights only. What is
+            then lost (random generators, residuals) starts anew.
+        meta: the manifest without its list of files: ``kind`` (``"training"`` or ``"weights"``), ``epoch``,
+            ``global_step``, ``world_size``, ``strategy``, ``time`` and what else was given to ``save``.
+    """
+
+    shared: dict[str, Any]
+    own: dict[str, Any] | None
+    meta: dict[str, Any]
+
+
+def save(
+    path: str | Path,
+    shared: dict[str, Any],
+    own: dict[str, Any] | None = None,
+    *,
+    meta: dict[str, Any] | None = None,
+    communicator: Communicator | None = None,
+    weights_only: bool = False,
+) -> Path:
+    """Write a checkpoint at ``path``, in the place of one that may be there. All ranks of the job call it together.
+
+    Args:
+        path: the directory to make; on a file system that all ranks see.
+        shared: nested dictionaries and lists; leaves are tensors, which every rank holds alike, DTensors, of which each
+            rank holds its shards, or anything that ``to_safe`` takes. The plain part is rank 0's.
+        own: what belongs to this rank.
+        meta: plain data for the manifest, such as ``epoch``, ``global_step`` and ``strategy``.
+        communicator: the job's; None for a job of one process. All data is exchanged as plain data through it.
+        weights_only: the checkpoint's kind becomes ``"weights"``: it holds no training state, and ``own`` is not kept.
+
+    Returns:
+        ``path``, on every rank, once the checkpoint is complete.
+
+    Raises:
+        CheckpointError: on every rank, when any rank failed. What was at ``path`` before is still there.
+    """
+    path = Path(path).absolute()
+    communicator = communicator or SingleProcess()
+    what = f"the checkpoint {path} was not saved"
+    with ExitStack() as stack:
+        job = _Save(
+            path,
+            shared=shared,
+            own=own,
+            meta=meta or {},
+            communicator=communicator,
+            weights_only=weights_only,
+            stack=stack,
+        )
+        value: list[Any] = [None]
+        for stage in (job.prepare, job.write, job.publish):
+            result, failure = None, None
+            try:
+                result = stage(value)
+            except (
+                Exception
+            ) as error:  # every kind of failure must reach the agreement, or the other ranks wait for ever
+                failure = error
+            value = agree(communicator, what, result, failure)
+    return path
+
+
+class _Save:
+    """One rank's part in saving. Between two stages the ranks exchange what the stages return."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        shared: dict[str, Any],
+        own: dict[str, Any] | None,
+        meta: dict[str, Any],
+        communicator: Communicator,
+        weights_only: bool,
+        stack: ExitStack,
+    ) -> None:
+        self.path = path
+        self.shared = shared
+        self.own = None if weights_only else own
+        self.kind = "weights" if weights_only else "training"
+        self.meta = meta
+        self.rank = communicator.rank
+        self.world_size = communicator.world_size
+        self.stack = stack
+        self.staging: replace.Staging | None = None
+
+    def prepare(self, _: list[Any]) -> dict[str, Any]:
+        """Convert everything, so that nothing is written when something cannot be kept; rank 0 makes the directory."""
+        found, self.plain = tensors.split(self.shared)
+        self.own_plain = None if self.own is None else to_safe(self.own)
+        self.writer = tensors.Writer(self.path, found, rank=self.rank)
+        plan = self.writer.plan()
+        if self.rank != 0:
+            return {"plan": plan}
+        self.staging = self.stack.enter_context(replace.Staging(self.path))
+        (self.staging.folder / tensors.FOLDER).mkdir()
+        return {"plan": plan, "folder": self.staging.folder.name}
+
+    def write(self, prepared: list[Any]) -> dict[str, Any]:
+        folder = self.path.parent / prepared[0]["folder"]
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"it does not see {folder}, which rank 0 made; save on a file system that all nodes share"
+            )
+        weights = folder / tensors.FOLDER
+        results = self.writer.write(weights, [report["plan"] for report in prepared])
+        files = sorted({f"{tensors.FOLDER}/{result[-3]}" for result in results})
+        if self.rank == 0:
+            torch.save(self.plain, folder / STATE)
+            files.append(STATE)
+        if self.own_plain is not None:
+            torch.save(self.own_plain, folder / _own_file(self.rank))
+            files.append(_own_file(self.rank))
+        return {"results": results, "files": {name: manifest.seal(folder / name) for name in files}}
+
+    def publish(self, written: list[Any]) -> None:
+        if self.staging is None:
+            return
+        folder = self.staging.folder
+        self.writer.finish([report["results"] for report in written])
+        index = f"{tensors.FOLDER}/{tensors.INDEX}"
+        files = {index: manifest.seal(folder / index)}
+        for report in written:
+            files |= report["files"]
+        content = {"epoch": 0, "global_step": 0, "strategy": ""} | self.meta
+        content |= {
+            "format": manifest.FORMAT,
+            "kind": self.kind,
+            "world_size": self.world_size,
+            "time": time.time(),
+            "torch": torch.__version__,
+            "files": files,
+        }
+        manifest.write(folder, content)
+        manifest.flush_directory(folder / tensors.FOLDER)
+        manifest.flush_directory(folder)
+        self.staging.publish()
+
+
+def load(
+    path: str | Path,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    template: dict[str, Any] | None = None,
+    keys: Collection[str] | None = None,
+    verify: bool = True,
+) -> Loaded:
+    """Read the checkpoint at ``path``. No collective: each rank reads for itself.
+
+    Args:
+        path: a checkpoint, or a link to one.
+        rank: number of this worker.
+        world_size: number of workers in the job that loads.
+        template: nested like ``shared`` or a part of it; its tensors and DTensors are filled in place, whatever the
+            sharding was when saving, and stand in the result too (detached). Tensors without a template come
+            whole, on the CPU. A template of another dtype than the stored one gets converted values.
+        keys: the top-level keys of ``shared`` to load; None loads all. The rest is not read.
+        verify: compare every file with its checksum first. Without it only the sizes are compared.
+
+    Raises:
+        CheckpointError: there is no checkpoint, a file of it is damaged (named), or it does not fit ``template``.
+    """
+    folder = replace.locate(Path(path))
+    content = manifest.read(folder)
+    manifest.verify(folder, content, checksums=verify)
+    files = content.pop("files")
+    plain = _load_plain(folder, STATE)
+    if keys is not None:
+        if missing := set(keys) - plain.keys():
+            raise CheckpointError(
+                f"the checkpoint {folder} holds no {min(missing)!r}; it holds {', '.join(map(repr, plain))}"
+            )
+        plain = {key: value for key, value in plain.items() if key in keys}
+
+    targets: dict[str, torch.Tensor | None] = dict.fromkeys(_names(plain))
+    if template is not None:
+        given, _ = tensors.split(template)
+        targets |= given
+    allowed = {name.removeprefix(f"{tensors.FOLDER}/") for name in files if name.startswith(f"{tensors.FOLDER}/")}
+    values: dict[str, Any] = dict(tensors.read(folder / tensors.FOLDER, targets, allowed=allowed))
+    shared = from_safe(plain, tensor=lambda placeholder: values[placeholder["name"]])
+
+    own = None
+    if content["world_size"] == world_size and _own_file(rank) in files:
+        own = from_safe(_load_plain(folder, _own_file(rank)))
+    return Loaded(shared, own, content)
+
+
+def _own_file(rank: int) -> str:
+    return f"rank_{rank}.pt"
+
+
+def _names(plain: Any) -> Iterator[str]:
+    """The names of the tensors that ``plain`` refers to."""
+    if tensors.is_placeholder(plain):
+        yield plain["name"]
+    elif isinstance(plain, dict):
+        for value in plain.values():
+            yield from _names(value)
+    elif isinstance(plain, (list, tuple)):
+        for value in plain:
+            yield from _names(value)
+
+
+def _load_plain(folder: Path, name: str) -> Any:
+    try:
+        return torch.load(folder / name, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"the checkpoint {folder} cannot be loaded: {name}: {first}; {manifest.ADVICE}"
+        ) from error

@@ -1,0 +1,184 @@
+"""Gradient synchronisation inside DistributedDataParallel: each bucket is on its way while backward makes the next.
+
+The hook only enqueues. One thread with a process group of its own averages the buckets in the order in which they came,
+which DistributedDataParallel makes the same on all ranks.
+"""
+
+# No postponed annotations: torch compares the hook's annotations with its own classes.
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from drivetrain.comm.communicator import CommunicationError, Communicator
+from drivetrain.comm.execute import Executor
+from drivetrain.comm.schedule import Schedule
+
+Encode = Callable[[torch.Tensor], torch.Tensor]
+Decode = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class BucketTransform(NamedTuple):
+    """What happens to a bucket before and after the sum over ranks; both run in the communication thread.
+
+    ``encode(bucket)`` gets the flat bucket already divided by the number of ranks and returns the flat tensor to be
+    summed. ``decode(summed, bucket)`` gets that sum and the bucket, and returns the averaged gradients in the bucket's
+    shape and dtype.
+    """
+
+    encode: Encode
+    decode: Decode
+
+
+IDENTITY = BucketTransform(encode=lambda bucket: bucket, decode=lambda summed, bucket: summed)
+
+
+class Event(NamedTuple):
+    """``what`` is "ready" (backward filled the bucket), "started" or "finished" (its transfer); ``seconds`` of the
+    monotonic clock."""
+
+    bucket: int
+    what: str
+    seconds: float
+
+
+class _Job(NamedTuple):
+    number: int
+    bucket: torch.Tensor
+    future: Future[torch.Tensor]
+    filled: torch.cuda.Event | None
+
+
+class ScheduledAllReduce:
+    """Averages gradient buckets over all ranks of ``communicator`` by a schedule; register it as
+    ``model.register_comm_hook(hook, ScheduledAllReduce.hook)``.
+
+    Buffers are kept by length, so the new buckets that DistributedDataParallel forms after the first iteration are
+    only prepared once. After an error every bucket fails at once: call :meth:`raise_if_failed` where backward raised,
+    since torch hides the error's type behind its own. Closing ends the thread; the object is also a context manager.
+
+    Args:
+        schedule: An all-reduce for the ranks of ``communicator``.
+        communicator: The ranks that average. A group of its own is made from them for the thread, so every rank of
+            the job must construct this object at the same point.
+        transform: What to do with each bucket around the sum.
+        trace: Keep an :class:`Event` list in ``trace``; for tests and studies.
+
+    Raises:
+        CommunicationError: the schedule is for another number of ranks.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        communicator: Communicator,
+        *,
+        transform: BucketTransform = IDENTITY,
+        trace: bool = False,
+    ) -> None:
+        own = communicator.sub(range(communicator.world_size), "gradient buckets")
+        assert own is not None
+        self.communicator = own
+        self.transform = transform
+        self.trace: list[Event] | None = [] if trace else None
+        self.error: BaseException | None = None
+        self._execute = Executor(schedule, own)
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._closed = False
+        self._stream: torch.cuda.Stream | None = None
+        self._thread = threading.Thread(target=self._loop, name="drivetrain gradient buckets", daemon=True)
+        self._thread.start()
+
+    # The second argument's name is part of the protocol: torch looks it up.
+    @staticmethod
+    def hook(state: "ScheduledAllReduce", bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        """The communication hook: enqueues ``bucket`` and returns the future of its averaged gradients."""
+        return state.submit(bucket.index(), bucket.buffer())
+
+    def submit(self, index: int, bucket: torch.Tensor) -> Future[torch.Tensor]:
+        """Average the flat tensor ``bucket`` in the thread; the future holds the result.
+
+        Raises:
+            CommunicationError: this object is closed.
+        """
+        if self._closed:
+            raise CommunicationError(
+                "gradients came for a closed ScheduledAllReduce: close it after the last backward."
+            )
+        self._note(index, "ready")
+        future: Future[torch.Tensor]
+        filled = None
+        if bucket.is_cuda:
+            future = Future(devices=[bucket.device])
+            filled = torch.cuda.Event()
+            filled.record(torch.cuda.current_stream(bucket.device))
+        else:
+            future = Future()
+        self._jobs.put(_Job(index, bucket, future, filled))
+        return future
+
+    def raise_if_failed(self) -> None:
+        """Raise the first error of the thread, of its own type, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """End the thread, within a second whatever it waits for; never a collective. May be called more than once.
+
+        Buckets still under way fail, so call it after the last backward. The process group goes with
+        ``destroy_process_group`` at the end of the job.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.put(None)
+        self._thread.join(0.2)
+        if self._thread.is_alive():
+            self.communicator.abort()
+            self._thread.join(0.7)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _loop(self) -> None:
+        torch.set_num_threads(1)
+        while (job := self._jobs.get()) is not None:
+            try:
+                if self.error is not None:
+                    raise self.error
+                self._average(job)
+            except BaseException as error:
+                # Kept for raise_if_failed: the future turns it into a RuntimeError of torch's own.
+                self.error = self.error or error
+                job.future.set_exception(error)  # type: ignore[arg-type]
+
+    def _average(self, job: _Job) -> None:
+        if job.filled is None:
+            job.future.set_result(self._reduced(job))
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(job.bucket.device)
+        with torch.cuda.device(job.bucket.device), torch.cuda.stream(self._stream):
+            self._stream.wait_event(job.filled)
+            # The future records an event on this stream, on which whoever waits for it makes its own stream wait.
+            job.future.set_result(self._reduced(job))
+
+    def _reduced(self, job: _Job) -> torch.Tensor:
+        self._note(job.number, "started")
+        job.bucket.div_(self.communicator.world_size)
+        summed = self._execute(self.transform.encode(job.bucket))
+        averaged = self.transform.decode(summed, job.bucket)
+        self._note(job.number, "finished")
+        return averaged
+
+    def _note(self, index: int, what: str) -> None:
+        if self.trace is not None:
+            self.trace.append(Event(index, what, time.monotonic()))

@@ -1,0 +1,189 @@
+"""Carry out a schedule on a tensor: over Gloo point to point, over NCCL natively or in batches of transfers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from drivetrain.comm.communicator import CommunicationError, Communicator
+from drivetrain.comm.program import Program, compile_program, exchanges
+from drivetrain.comm.schedule import Schedule, ring
+
+SEGMENT_BYTES = 4 * 2**20
+
+Plan = Callable[[torch.Tensor], None]
+
+
+class Executor:
+    """Sums tensors over the ranks of a communicator as a schedule says, in place.
+
+    Everything that depends on the tensor's length, dtype or device is prepared at its first use and kept, receive
+    buffers included. Not thread-safe: like its communicator it belongs to one thread.
+
+    Args:
+        schedule: An all-reduce for as many ranks as ``communicator`` has.
+        communicator: The ranks; peers of the schedule are ranks of this group.
+        segment_bytes: Longest piece sent in one message over Gloo.
+
+    Raises:
+        CommunicationError: the schedule is for another number of ranks.
+    """
+
+    def __init__(self, schedule: Schedule, communicator: Communicator, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        if schedule.world_size != communicator.world_size:
+            raise CommunicationError(
+                f"schedule {schedule.name!r} is for {schedule.world_size} ranks but group {communicator.label!r} has "
+                f"{communicator.world_size}: make the schedule with its world_size."
+            )
+        self.schedule = schedule
+        self.communicator = communicator
+        self.segment_bytes = segment_bytes
+        self._native = schedule == ring(schedule.world_size)
+        self._plans: dict[tuple[int, torch.dtype, torch.device], tuple[Plan, int, int]] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace the flat contiguous ``tensor`` by its sum over all ranks; returns it.
+
+        Its length need not divide by the number of chunks; all ranks must bring the same length and dtype. On CUDA
+        the work is ordered on the current stream.
+
+        Raises:
+            CommunicationError: ``tensor`` is not flat and contiguous.
+            RuntimeError: the transport failed, for example because a peer died.
+        """
+        if tensor.dim() != 1 or not tensor.is_contiguous():
+            raise CommunicationError(
+                f"schedule {self.schedule.name!r} runs on flat contiguous tensors, got shape {tuple(tensor.shape)} "
+                f"with strides {tensor.stride()}: pass a contiguous one-dimensional view."
+            )
+        started = time.perf_counter()
+        key = (tensor.numel(), tensor.dtype, tensor.device)
+        prepared = self._plans.get(key)
+        if prepared is None:
+            prepared = self._plans[key] = self._prepare(tensor)
+        plan, bytes_sent, messages = prepared
+        plan(tensor)
+        seconds = time.perf_counter() - started
+        self.communicator.statistics.record(
+            self.schedule.name, bytes_sent=bytes_sent, messages=messages, seconds=seconds
+        )
+        return tensor
+
+    def _prepare(self, tensor: torch.Tensor) -> tuple[Plan, int, int]:
+        numel, size = tensor.numel(), tensor.element_size()
+        rank = self.communicator.rank
+        if self.communicator.world_size == 1 or numel == 0:
+            return _nothing, 0, 0
+        if tensor.is_cuda:
+            rounds = exchanges(self.schedule, numel, rank)
+            sent = [message.span for exchange in rounds for message in exchange.sends]
+            traffic = size * sum(span.stop - span.start for span in sent), len(sent)
+            if self._native:
+                return _native_plan(self.communicator, tensor), *traffic
+            return _batched_plan(self.schedule, self.communicator, tensor), *traffic
+        program = compile_program(self.schedule, numel, rank, max(1, self.segment_bytes // size))
+        return _program_plan(program, self.communicator, tensor), program.elements_sent * size, program.messages
+
+
+_executors: WeakKeyDictionary[Communicator, dict[int, Executor]] = WeakKeyDictionary()
+
+
+def run(schedule: Schedule, tensor: torch.Tensor, communicator: Communicator) -> torch.Tensor:
+    """Sum the flat contiguous ``tensor`` over all ranks in place, as ``schedule`` says; returns it.
+
+    Keeps an :class:`Executor` per communicator and schedule object. Raises as :class:`Executor` and its call do.
+    """
+    executors = _executors.setdefault(communicator, {})
+    # By identity: hashing a schedule costs more than a small message. The executor keeps the schedule alive.
+    executor = executors.get(id(schedule))
+    if executor is None:
+        executor = executors[id(schedule)] = Executor(schedule, communicator)
+    return executor(tensor)
+
+
+def _nothing(tensor: torch.Tensor) -> None:
+    """One rank, or no element: the sum is there already."""
+
+
+def _program_plan(program: Program, communicator: Communicator, like: torch.Tensor) -> Plan:
+    """The compiled program over the process group's own point-to-point calls."""
+    group = communicator.group
+    assert group is not None
+    scratch = torch.empty(program.scratch, dtype=like.dtype, device=like.device)
+    buffers = {
+        step.slot: scratch[step.scratch : step.scratch + step.span.stop - step.span.start]
+        for step in program.instructions
+        if step.action == "receive" and step.scratch >= 0
+    }
+
+    def plan(tensor: torch.Tensor) -> None:
+        handles: list[dist.Work | None] = [None] * program.slots
+        for action, (start, stop), slot, peer, tag, _ in program.instructions:
+            if action == "send":
+                handles[slot] = group.send([tensor[start:stop]], peer, tag)
+            elif action == "receive":
+                into = buffers[slot] if slot in buffers else tensor[start:stop]
+                handles[slot] = group.recv([into], peer, tag)
+            elif action == "add":
+                tensor[start:stop].add_(buffers[slot])
+            else:
+                handle = handles[slot]
+                assert handle is not None
+                handle.wait()
+                handles[slot] = None
+
+    return plan
+
+
+def _native_plan(communicator: Communicator, like: torch.Tensor) -> Plan:
+    """The ring's two phases by the transport's own collectives, which are the same algorithm over better wires."""
+    ranks, rank, numel = communicator.world_size, communicator.rank, like.numel()
+    share = -(-numel // ranks)
+    mine = slice(rank * share, (rank + 1) * share)
+
+    def in_place(tensor: torch.Tensor) -> None:
+        communicator.reduce_scatter_flat(tensor[mine], tensor)
+        communicator.all_gather_flat(tensor, tensor[mine])
+
+    if share * ranks == numel:
+        return in_place
+    padded = like.new_zeros(share * ranks)
+
+    def with_padding(tensor: torch.Tensor) -> None:
+        padded[:numel].copy_(tensor)
+        in_place(padded)
+        tensor.copy_(padded[:numel])
+
+    return with_padding
+
+
+def _batched_plan(schedule: Schedule, communicator: Communicator, like: torch.Tensor) -> Plan:
+    """Each round as one batch of transfers, for transports that would deadlock on single ones (NCCL)."""
+    group = communicator.group
+    rounds = exchanges(schedule, like.numel(), communicator.rank)
+    needed = [sum(message.span.stop - message.span.start for message in e.receives) for e in rounds]
+    scratch = like.new_empty(max(needed, default=0))
+
+    def plan(tensor: torch.Tensor) -> None:
+        for exchange in rounds:
+            operations = [
+                dist.P2POp(dist.isend, tensor[span.start : span.stop], group=group, group_peer=peer)
+                for peer, span, _ in exchange.sends
+            ]
+            arrived = []
+            offset = 0
+            for peer, span, op in exchange.receives:
+                buffer = scratch[offset : offset + span.stop - span.start]
+                offset += buffer.numel()
+                operations.append(dist.P2POp(dist.irecv, buffer, group=group, group_peer=peer))
+                arrived.append((tensor[span.start : span.stop], buffer, op))
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+            for target, buffer, op in arrived:
+                target.add_(buffer) if op == "add" else target.copy_(buffer)
+
+    return plan

@@ -1,0 +1,204 @@
+"""What one rank does to carry out a schedule: a straight line of instructions with no decision left to take.
+
+A message is cut into segments, and a segment is sent on as soon as it has been summed, while the rest of its chunk is
+still arriving. Cutting and ordering happen once per schedule, length and rank; executing is a loop over the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Literal, NamedTuple
+
+from drivetrain.comm.schedule import Op, Round, Schedule
+
+
+class Span(NamedTuple):
+    """Elements ``start`` to ``stop`` of a flat tensor."""
+
+    start: int
+    stop: int
+
+    def overlaps(self, other: Span) -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+
+class Message(NamedTuple):
+    """One span exchanged with ``peer``; ``op`` says what the receiver does with it."""
+
+    peer: int
+    span: Span
+    op: Op
+
+
+class Exchange(NamedTuple):
+    """What one rank sends and receives in one round, empty spans left out."""
+
+    sends: tuple[Message, ...]
+    receives: tuple[Message, ...]
+
+
+def exchanges(schedule: Schedule, numel: int, rank: int) -> list[Exchange]:
+    """The messages of ``rank`` in each round for a tensor of ``numel`` elements; adjacent chunks are one message."""
+    bounds = [numel * chunk // schedule.chunks for chunk in range(schedule.chunks + 1)]
+    return [
+        Exchange(_merged(transfers, bounds, rank, sends=True), _merged(transfers, bounds, rank, sends=False))
+        for transfers in schedule.rounds
+    ]
+
+
+def _merged(transfers: Round, bounds: list[int], rank: int, *, sends: bool) -> tuple[Message, ...]:
+    merged: list[Message] = []
+    for source, destination, chunk, op in sorted(transfers):
+        if (source if sends else destination) != rank or bounds[chunk] == bounds[chunk + 1]:
+            continue
+        peer = destination if sends else source
+        span = Span(bounds[chunk], bounds[chunk + 1])
+        last = merged[-1] if merged else None
+        if last is not None and (last.peer, last.op, last.span.stop) == (peer, op, span.start):
+            merged[-1] = Message(peer, Span(last.span.start, span.stop), op)
+        else:
+            merged.append(Message(peer, span, op))
+    return tuple(merged)
+
+
+Action = Literal["send", "receive", "wait_send", "wait_receive", "add"]
+
+
+class Instruction(NamedTuple):
+    """One action on ``span``.
+
+    ``slot`` numbers the segment's handle. ``scratch`` is where a segment that will be added is received, an offset
+    into the scratch buffer, and -1 for one received in place. ``tag`` is equal on both sides of a message.
+    """
+
+    action: Action
+    span: Span
+    slot: int
+    peer: int = -1
+    tag: int = -1
+    scratch: int = -1
+
+
+@dataclass
+class _Flight:
+    """A segment posted and not yet waited for."""
+
+    span: Span
+    slot: int
+    round: int
+    scratch: int = -1
+
+
+@dataclass
+class Program:
+    """The instructions of one rank, the elements of scratch they need, and what they send."""
+
+    instructions: list[Instruction] = field(default_factory=list)
+    scratch: int = 0
+    elements_sent: int = 0
+    messages: int = 0
+    slots: int = 0
+
+
+def compile_program(schedule: Schedule, numel: int, rank: int, segment: int) -> Program:
+    """The program of ``rank`` for a flat tensor of ``numel`` elements in segments of at most ``segment`` elements.
+
+    Order within a round: a segment is sent once everything received for it earlier has been added, and a receive is
+    posted as soon as its place is free, thus before the previous round's receives have been waited for. Waits refer
+    only to earlier positions of the peers, so programs of one schedule cannot wait for each other in a circle.
+    """
+    return _Compiler(rank, segment).compile(exchanges(schedule, numel, rank))
+
+
+class _Compiler:
+    def __init__(self, rank: int, segment: int) -> None:
+        self.rank = rank
+        self.segment = max(1, segment)
+        self.program = Program()
+        self.sending: list[_Flight] = []
+        self.receiving: list[_Flight] = []
+        self.tags: dict[tuple[str, int], int] = {}
+
+    def compile(self, rounds: list[Exchange]) -> Program:
+        # Receives of two successive rounds are in flight together: each parity has a scratch area of its own.
+        sizes = [sum(m.span.stop - m.span.start for m in e.receives if m.op == "add") for e in rounds]
+        areas = [max(sizes[parity::2], default=0) for parity in (0, 1)]
+        self.program.scratch = sum(areas)
+        for number, exchange in enumerate(rounds):
+            self._round(number, exchange, areas[0] if number % 2 else 0)
+        while self.receiving:
+            self._finish(self.receiving[0])
+        while self.sending:
+            self._wait_send(self.sending[0])
+        return self.program
+
+    def _round(self, number: int, exchange: Exchange, scratch: int) -> None:
+        # The area is free once the round before the last is done with.
+        for flight in [f for f in self.receiving if f.round <= number - 2]:
+            self._finish(flight)
+        sends = self._segments(exchange.sends)
+        deferred: list[Message] = []
+        for index, (out, into) in enumerate(zip_longest(sends, self._segments(exchange.receives))):
+            if into is not None and into.op == "add":
+                self._receive(into, number, scratch)
+                scratch += into.span.stop - into.span.start
+            if out is not None:
+                self._send(out, number)
+            if into is not None and into.op == "copy":
+                # What is sent in a round is the value before the round: never overwrite what is still to be sent.
+                if any(into.span.overlaps(later.span) for later in sends[index + 1 :]):
+                    deferred.append(into)
+                else:
+                    self._receive(into, number)
+        for into in deferred:
+            self._receive(into, number)
+
+    def _segments(self, messages: tuple[Message, ...]) -> list[Message]:
+        return [
+            Message(peer, Span(start, min(start + self.segment, span.stop)), op)
+            for peer, span, op in messages
+            for start in range(span.start, span.stop, self.segment)
+        ]
+
+    def _send(self, message: Message, number: int) -> None:
+        for flight in [f for f in self.receiving if f.round < number and f.span.overlaps(message.span)]:
+            self._finish(flight)
+        slot, tag = self._slot("send", message.peer)
+        self.program.instructions.append(Instruction("send", message.span, slot, message.peer, tag))
+        self.sending.append(_Flight(message.span, slot, number))
+        self.program.elements_sent += message.span.stop - message.span.start
+        self.program.messages += 1
+
+    def _receive(self, message: Message, number: int, scratch: int = -1) -> None:
+        if scratch < 0:
+            for flight in [f for f in self.receiving if f.span.overlaps(message.span)]:
+                self._finish(flight)
+            self._free(message.span)
+        slot, tag = self._slot("receive", message.peer)
+        self.program.instructions.append(Instruction("receive", message.span, slot, message.peer, tag, scratch=scratch))
+        self.receiving.append(_Flight(message.span, slot, number, scratch))
+
+    def _finish(self, flight: _Flight) -> None:
+        # Sums of one element are taken in the order of the rounds.
+        for earlier in [f for f in self.receiving if f.slot < flight.slot and f.span.overlaps(flight.span)]:
+            self._finish(earlier)
+        self.receiving.remove(flight)
+        self.program.instructions.append(Instruction("wait_receive", flight.span, flight.slot))
+        if flight.scratch >= 0:
+            self._free(flight.span)
+            self.program.instructions.append(Instruction("add", flight.span, flight.slot, scratch=flight.scratch))
+
+    def _free(self, span: Span) -> None:
+        for flight in [f for f in self.sending if f.span.overlaps(span)]:
+            self._wait_send(flight)
+
+    def _wait_send(self, flight: _Flight) -> None:
+        self.sending.remove(flight)
+        self.program.instructions.append(Instruction("wait_send", flight.span, flight.slot))
+
+    def _slot(self, direction: str, peer: int) -> tuple[int, int]:
+        tag = self.tags.get((direction, peer), 0)
+        self.tags[direction, peer] = tag + 1
+        self.program.slots += 1
+        return self.program.slots - 1, tag

@@ -1,0 +1,60 @@
+"""DataModule: the data of a project in one object, with Lightning's LightningDataModule's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from drivetrain.data_hooks import DataHooks
+from drivetrain.hyperparameters import HyperparametersMixin
+
+
+class DataModule(HyperparametersMixin, DataHooks):
+    """Override ``prepare_data``, ``setup`` and the loaders you have.
+
+    A loader's ``batch_size`` is the whole step's under ``Trainer(batch="global")``: each replica reads its part.
+    """
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "trainer": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+    def on_exception(self, exception: BaseException) -> None: ...
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Dataset[Any] | Sequence[Dataset[Any]] | Mapping[str, Dataset[Any]] | None = None,
+        val_dataset: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
+        test_dataset: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
+        predict_dataset: Dataset[Any] | Sequence[Dataset[Any]] | None = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        **init_kwargs: Any,
+    ) -> Self:
+        """A data module made of data sets; only the training set is shuffled."""
+
+        def loader(dataset: Any, shuffle: bool) -> Any:
+            if isinstance(dataset, Mapping):
+                return {key: loader(value, shuffle) for key, value in dataset.items()}
+            if isinstance(dataset, Sequence) and not isinstance(dataset, Dataset):
+                return [loader(value, shuffle) for value in dataset]
+            shuffle = shuffle and not isinstance(dataset, IterableDataset)
+            return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, num_workers=num_workers)
+
+        module = cls(**init_kwargs)
+        sets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        for name, dataset in sets.items():
+            if dataset is not None:
+                maker = lambda dataset=dataset, shuffle=name == "train": loader(dataset, shuffle)
+                setattr(module, f"{name}_dataloader", maker)
+        return module

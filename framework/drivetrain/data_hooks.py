@@ -1,0 +1,61 @@
+"""Where the data comes from and how a batch reaches the device; shared by TrainModule and DataModule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+
+
+class _MovableType(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return callable(getattr(instance, "to", None)) and not isinstance(instance, torch.nn.Module)
+
+
+class Movable(metaclass=_MovableType):
+    """``isinstance(x, Movable)``: ``x.to(device)`` moves it (tensors, PackedSequence, graph batches...)."""
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """``batch`` with all its tensors on ``device``; nothing is touched or copied where they already are."""
+    if device.type == "cpu" and isinstance(batch, torch.Tensor) and batch.device.type == "cpu":
+        return batch
+
+    def to(item: Any) -> Any:
+        return item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item.to(device)
+
+    return apply_to_collection(batch, dtype=Movable, function=to)
+
+
+class DataHooks:
+    """Data hooks with Lightning's names."""
+
+    def prepare_data(self) -> None:
+        """Download or convert; on one process of each node, before ``setup``. Assign no state here."""
+
+    def setup(self, stage: str) -> None:
+        """On every rank, before ``stage`` ("fit", "validate", "test" or "predict")."""
+
+    def teardown(self, stage: str) -> None: ...
+
+    def train_dataloader(self) -> Any:
+        raise NotImplementedError
+
+    def val_dataloader(self) -> Any:
+        raise NotImplementedError
+
+    def test_dataloader(self) -> Any:
+        raise NotImplementedError
+
+    def predict_dataloader(self) -> Any:
+        raise NotImplementedError
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return move(batch, device)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch

@@ -1,0 +1,80 @@
+"""Calls the hooks of a run: callbacks first, then the module; what nobody overrides costs a dictionary look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.overrides import is_overridden
+
+from drivetrain.callback import Callback
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+    from drivetrain.trainer import Trainer
+
+
+class Hooks:
+    """The hooks that are there, resolved once per run.
+
+    Attributes:
+        current: name of the hook being called; ``self.log`` takes its defaults from it.
+    """
+
+    def __init__(self, trainer: Trainer, module: TrainModule, callbacks: list[Callback]) -> None:
+        from drivetrain.module import TrainModule as Base
+
+        self.trainer, self.module, self.callbacks = trainer, module, callbacks
+        self.current: str | None = None
+        self._base = Base
+        self._functions: dict[str, tuple[Callable[..., Any], ...]] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether anybody overrides hook ``name``."""
+        return bool(self._resolve(name))
+
+    def __call__(self, name: str, *args: Any) -> Any:
+        """Call hook ``name`` of every callback, then of the module; returns what the last of them returned."""
+        functions = self._functions.get(name)
+        if functions is None:
+            functions = self._resolve(name)
+        result = None
+        if functions:
+            former, self.current = self.current, name
+            for function in functions:
+                result = function(*args)
+            self.current = former
+        return result
+
+    def of_module(self, name: str, *args: Any) -> Any:
+        """Call the module's own hook and return what it returns."""
+        former, self.current = self.current, name
+        result = getattr(self.module, name)(*args)
+        self.current = former
+        return result
+
+    def of_callbacks(self, name: str, *args: Any, monitors: bool | None = None) -> None:
+        """Call hook ``name`` of the callbacks only; of those that read metrics, or of the others."""
+        former, self.current = self.current, name
+        for callback in self.callbacks:
+            if monitors is None or callback.monitors is monitors:
+                getattr(callback, name)(self.trainer, self.module, *args)
+        self.current = former
+
+    def _resolve(self, name: str) -> tuple[Callable[..., Any], ...]:
+        found = self._functions.get(name)
+        if found is None:
+            listed: list[Callable[..., Any]] = [
+                partial(getattr(callback, name), self.trainer, self.module)
+                for callback in self.callbacks
+                if is_overridden(name, callback, Callback)
+            ]
+            if hasattr(self._base, name) and self.module_has(name):
+                listed.append(getattr(self.module, name))
+            found = self._functions[name] = tuple(listed)
+        return found
+
+    def module_has(self, name: str) -> bool:
+        """Whether the module overrides ``name``, in its class or on the object."""
+        return name in self.module.__dict__ or is_overridden(name, self.module, self._base)

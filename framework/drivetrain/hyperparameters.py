@@ -1,0 +1,118 @@
+"""``save_hyperparameters`` and ``hparams``: what an object was made with, kept for checkpoints and loggers."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from types import FrameType
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, nearest
+
+
+class AttributeDict(dict[str, Any]):
+    """A dict whose keys are attributes too."""
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(f"no hyper-parameter {key!r}: {nearest(key, self)}") from None
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        self[key] = value
+
+    def __delattr__(self, key: str) -> None:
+        del self[key]
+
+
+class HyperparametersMixin:
+    """Gives a module or data module ``save_hyperparameters`` and ``hparams`` with Lightning's meanings."""
+
+    _hparams: AttributeDict
+    _hparams_initial: AttributeDict
+    _log_hyperparams = False
+
+    def save_hyperparameters(
+        self,
+        *args: Any,
+        ignore: str | Iterable[str] | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Keep the arguments of the calling ``__init__`` (and of the ``__init__`` of subclasses that called it).
+
+        Args:
+            args: names to keep, or one mapping or Namespace of hyper-parameters. Nothing: all arguments.
+            ignore: names to leave out.
+            frame: frame whose arguments are meant; the caller's by default.
+            logger: whether loggers write them.
+        """
+        frame = frame or (f.f_back if (f := inspect.currentframe()) else None)
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        given = _init_arguments(self, frame)
+        if not args:
+            chosen: dict[str, Any] = given
+        elif len(args) == 1 and not isinstance(args[0], str):
+            chosen = _as_dict(args[0])
+        else:
+            for name in args:
+                if name not in given:
+                    raise ConfigurationError(
+                        f"save_hyperparameters({name!r}) in {type(self).__name__}: {nearest(name, given)}"
+                    )
+            chosen = {name: given[name] for name in args}
+        chosen = {k: v for k, v in chosen.items() if k not in ignored}
+        self._log_hyperparams = logger
+        self.hparams.update(chosen)
+        self._hparams_initial = _copy(self.hparams)
+
+    @property
+    def hparams(self) -> AttributeDict:
+        if "_hparams" not in self.__dict__:
+            self.__dict__["_hparams"] = AttributeDict()
+        return self.__dict__["_hparams"]
+
+    @property
+    def hparams_initial(self) -> AttributeDict:
+        """The hyper-parameters as they were saved; changing ``hparams`` later doesn't change these."""
+        return self.__dict__.get("_hparams_initial") or AttributeDict()
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    if isinstance(value, Namespace):
+        return dict(vars(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise ConfigurationError(
+        f"save_hyperparameters takes names, a mapping or a Namespace, not {type(value).__name__}: pass vars(...) of it."
+    )
+
+
+def _init_arguments(owner: Any, frame: FrameType | None) -> dict[str, Any]:
+    """Arguments of the chain of ``__init__`` frames of ``owner``; the outermost (most derived) one wins."""
+    collected: dict[str, Any] = {}
+    while frame is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is owner:
+        owner_class = frame.f_locals.get("__class__", type(owner))
+        arguments: dict[str, Any] = {}
+        signature = inspect.signature(owner_class.__init__)
+        for name, parameter in list(signature.parameters.items())[1:]:
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                arguments.update(frame.f_locals.get(name, {}))
+            elif parameter.kind is not inspect.Parameter.VAR_POSITIONAL and name in frame.f_locals:
+                arguments[name] = frame.f_locals[name]
+        collected.update(arguments)
+        frame = frame.f_back
+    return collected
+
+
+def _copy(values: AttributeDict) -> AttributeDict:
+    result = AttributeDict()
+    for key, value in values.items():
+        try:
+            result[key] = copy.deepcopy(value)
+        except (TypeError, RuntimeError, NotImplementedError):  # not every argument can be copied (locks, generators)
+            result[key] = value
+    return result

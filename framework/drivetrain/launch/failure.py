@@ -1,0 +1,144 @@
+"""What went wrong in a worker, as it crosses the process boundary, and which of several failures came first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted, WorkerError
+
+# What a rank sees when another is gone. Its own fault it is not, though it may be the first that the parent hears of.
+PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|peer|"
+    r"timed out waiting|operation timed out|failed to recv|failed to send|remote process|nccl|gloo|collective",
+    re.IGNORECASE,
+)
+PEER_GONE_TYPES = {"DistError", "DistNetworkError", "DistBackendError", "DistStoreError", "ConnectionError"}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of one worker.
+
+    Attributes:
+        rank: which worker.
+        time: seconds of ``time.time()`` when it failed, written by the worker itself where it could.
+        summary: one line, as ``"ValueError: no such file"`` or ``"killed by SIGKILL"``.
+        sentence: the message alone, for the errors that drivetrain raises on purpose.
+        traceback: the worker's, empty where there is none.
+        exit_code: what a command that ran this worker should end with.
+        kind: ``"error"``, ``"configuration"``, ``"drivetrain"``, ``"interrupted"`` or ``"death"``.
+        secondary: whether it looks like the echo of another rank's failure.
+    """
+
+    rank: int
+    time: float
+    summary: str
+    sentence: str = ""
+    traceback: str = ""
+    exit_code: int = 1
+    kind: str = "error"
+    secondary: bool = False
+
+    def error(self) -> DrivetrainError:
+        """The exception that the parent raises for it."""
+        if self.kind == "configuration":
+            return ConfigurationError(self.sentence)
+        if self.kind == "interrupted":
+            return Interrupted(self.exit_code - 128)
+        message = f"rank {self.rank} failed: {self.summary}"
+        if self.kind == "error" and self.traceback:
+            message += f"\n{self.traceback.rstrip()}"
+        return WorkerError(message, rank=self.rank, cause=self.traceback or self.summary, exit_code=self.exit_code)
+
+    def as_json(self) -> str:
+        """Text that :meth:`from_json` restores."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """The failure that :meth:`as_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def of_exception(rank: int, error: BaseException) -> Failure:
+    """The failure of a worker whose target raised ``error``."""
+    now = time.time()
+    # The last line alone: an exception's own text may have several.
+    name, text = type(error).__name__, str(error)
+    summary = f"{name}: {text}".splitlines()[0] if text else name
+    trace = "".join(traceback.format_exception(error))
+    secondary = any(_peer_gone(one) for one in _chain(error))
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 1
+        said = "" if isinstance(error.code, int) else f" and said: {error.code}"
+        return Failure(rank, now, f"exited with code {code}{said}", exit_code=code, kind="death")
+    if isinstance(error, Interrupted):
+        return Failure(rank, now, summary, text, exit_code=error.exit_code, kind="interrupted")
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(rank, now, "interrupted", exit_code=128 + signal.SIGINT, kind="interrupted")
+    if isinstance(error, ConfigurationError):
+        return Failure(rank, now, summary, text, trace, error.exit_code, "configuration", secondary)
+    if isinstance(error, DrivetrainError):
+        return Failure(rank, now, summary, text, trace, error.exit_code, "drivetrain", secondary)
+    return Failure(rank, now, summary, text, trace, secondary=secondary)
+
+
+def of_exit_code(rank: int, code: int, when: float) -> Failure:
+    """The failure of a worker that ended without a word: ``code`` is negative for a signal, as in ``Process``."""
+    if code >= 0:
+        return Failure(rank, when, f"exited with code {code}", exit_code=code or 1, kind="death")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    # Gloo and NCCL abort a process that lost its peers; our own launcher terminates.
+    echo = -code in (signal.SIGABRT, signal.SIGTERM)
+    return Failure(rank, when, f"killed by {name}", exit_code=128 - code, kind="death", secondary=echo)
+
+
+def first_cause(failures: list[Failure]) -> Failure:
+    """The failure to show: the first in time among those that are not an echo of another, if there is one."""
+    return min(failures, key=lambda one: (one.secondary, one.time))
+
+
+def write_report(folder: Path, failure: Failure) -> None:
+    """Leave ``failure`` for the parent: complete or absent."""
+    path = _report(folder, failure.rank)
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(failure.as_json(), encoding="utf-8")
+    beside.replace(path)
+
+
+def read_report(folder: Path, rank: int) -> Failure | None:
+    """The failure that ``rank`` left, if it did."""
+    try:
+        return Failure.from_json(_report(folder, rank).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def _report(folder: Path, rank: int) -> Path:
+    return folder / f"failure_{rank}.json"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+
+
+def _peer_gone(error: BaseException) -> bool:
+    if any(kind.__name__ in PEER_GONE_TYPES for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and PEER_GONE.search(str(error)) is not None

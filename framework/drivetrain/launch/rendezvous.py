@@ -1,0 +1,147 @@
+"""The default process group of a job: made with one call on every rank, taken down with one that never hangs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch import stores
+from drivetrain.launch.job import Job
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+PARTING = 5.0  # seconds that rank 0 keeps its store for the others, and that taking down a group may take
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+_store: Store | None = None  # of this process's one job
+_hosting = False
+_on_loopback = False
+
+
+def job_store() -> Store:
+    """The store of the job that :func:`init_process_group` has joined: keys that all its ranks see.
+
+    Raises:
+        ConfigurationError: no job was joined, or it has one worker and no store.
+    """
+    if _store is None:
+        raise ConfigurationError("there is no store: the job has one worker or init_process_group was not called")
+    return _store
+
+
+def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
+    """Make the default process group of ``job`` with its backend and time-out. Nothing to do for one worker.
+
+    Args:
+        job: this worker's place.
+        device: the worker's device; bound to the group where it is a GPU.
+
+    Raises:
+        ConfigurationError: the store cannot be reached, the port is taken, or not all ranks came in time.
+    """
+    global _store, _hosting  # noqa: PLW0603  one job a process
+    if job.world_size == 1:
+        return
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        raise ConfigurationError("the default process group exists already: destroy it before another job is joined")
+    _use_loopback(job)
+    bound = device if device is not None and device.type == "cuda" else None
+    if bound is not None:
+        torch.cuda.set_device(bound)
+    try:
+        tcp, _hosting = _open_store(job)
+        # Restarted ranks must not read the addresses of the attempt that died.
+        _store = dist.PrefixStore(f"attempt_{job.attempt}", tcp)
+        dist.init_process_group(
+            job.backend,
+            store=dist.PrefixStore("default_group", _store),
+            rank=job.rank,
+            world_size=job.world_size,
+            timeout=timedelta(seconds=job.timeout),
+            device_id=bound,
+        )
+    except BaseException as error:
+        _forget()
+        if isinstance(error, (RuntimeError, ValueError)):
+            raise ConfigurationError(
+                f"rank {job.rank} of {job.world_size} could not start {job.backend} through "
+                f"{job.master_addr}:{job.master_port} ({str(error).splitlines()[0]}): see that all ranks run and reach "
+                "that address, and that MASTER_PORT is free"
+            ) from error
+        raise
+
+
+def destroy_process_group(*, failed: bool = False) -> None:
+    """Take down all groups of this process; without a group nothing happens. Returns within seconds whatever others do.
+
+    Args:
+        failed: whether the job failed: then nobody is waited for.
+    """
+    import torch.distributed as dist
+
+    if _hosting and not failed:
+        _let_others_leave_first()
+    elif _store is not None and not failed:
+        _say_goodbye()
+    if dist.is_initialized():
+        # In a thread, for NCCL may wait here for a rank that is gone.
+        thread = threading.Thread(target=dist.destroy_process_group, name="destroy-process-group", daemon=True)
+        thread.start()
+        thread.join(timeout=PARTING)
+    _forget()
+
+
+def _open_store(job: Job) -> tuple[Store, bool]:
+    """The job's store and whether this process hosts it."""
+    agent_hosts = job.origin == "local" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if job.rank == 0 and not agent_hosts:
+        return stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout), True
+    who = f"rank {job.rank} of {job.world_size}"
+    store = stores.join(job.master_addr, job.master_port, who=who, wait=job.timeout, timeout=job.timeout)
+    return store, False
+
+
+def _use_loopback(job: Job) -> None:
+    """On one host Gloo need not resolve the host's name, nor listen where others can connect."""
+    global _on_loopback  # noqa: PLW0603
+    if job.num_nodes == 1 and INTERFACE not in os.environ and "lo" in (name for _, name in socket.if_nameindex()):
+        _on_loopback = True
+        os.environ[INTERFACE] = "lo"  # stays: groups that are made later read it too
+
+
+def _say_goodbye() -> None:
+    import torch.distributed as dist
+
+    assert _store is not None
+    try:
+        _store.set(f"left_{dist.get_rank()}", "1")
+    except RuntimeError:
+        return  # who hosts the store did not wait: there is nobody to tell
+
+
+def _let_others_leave_first() -> None:
+    import torch.distributed as dist
+
+    assert _store is not None
+    others = [f"left_{rank}" for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    deadline = time.monotonic() + PARTING
+    while not _store.check(others) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _forget() -> None:
+    global _store, _hosting, _on_loopback
+    _store, _hosting = None, False
+    if _on_loopback:
+        os.environ.pop(INTERFACE, None)
+    _on_loopback = False

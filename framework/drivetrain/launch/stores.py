@@ -1,0 +1,98 @@
+"""The key-value store through which the processes of a job find each other: hosted by one, joined by the rest."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+LOOPBACK = "127.0.0.1"
+RETRY = 0.1  # seconds between two looks for a host that is not up yet
+ANSWER = 5.0  # seconds that a listening store may take to answer; one who listens there and is no store never does
+
+
+def host(port: int, *, loopback: bool, timeout: float) -> TCPStore:
+    """A store that listens in this process on ``port`` (0: any free one), on loopback only or on every interface.
+
+    Raises:
+        ConfigurationError: the port is taken.
+    """
+    from torch.distributed import TCPStore
+
+    address = LOOPBACK if loopback else ""
+    try:
+        # Bound here and handed over: the store itself would listen on every interface.
+        listener = socket.create_server((address, port), backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} is taken on this host: set another master_port (MASTER_PORT) that is free on node 0"
+            ) from error
+        raise ConfigurationError(f"cannot listen on port {port}: {error.strerror}: set another master_port") from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        LOOPBACK,
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join(
+    address: str, port: int, *, who: str, wait: float, timeout: float, tick: Callable[[], None] = lambda: None
+) -> TCPStore:
+    """A client of the store at ``address:port``, once it is up.
+
+    Args:
+        address: host name or address.
+        port: its port.
+        who: who is joining, for the message: ``"rank 1"``, ``"node 1"``.
+        wait: seconds to wait for the store to be up.
+        timeout: seconds that an operation on the store may take later.
+        tick: called while waiting, about ten times a second; may raise.
+
+    Raises:
+        ConfigurationError: no store answers there in time.
+    """
+    from torch.distributed import TCPStore
+
+    deadline = time.monotonic() + wait
+    reason = "nobody listens there"
+    while True:
+        tick()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ConfigurationError(
+                f"{who} could not reach {address}:{port} within {wait:g} s ({reason}): start the first node too, "
+                "correct master_addr and master_port, or raise start_timeout"
+            )
+        try:
+            # Asked first with a plain socket: the store's own wait cannot be interrupted.
+            socket.create_connection((address, port), timeout=min(left, 1.0)).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            time.sleep(min(left, RETRY))
+            continue
+        try:
+            store = TCPStore(
+                address,
+                port,
+                is_master=False,
+                timeout=timedelta(seconds=max(0.1, min(left, ANSWER))),
+                wait_for_workers=False,
+            )
+        except RuntimeError:
+            reason = "who listens there is no store of this job"
+            continue
+        store.set_timeout(timedelta(seconds=timeout))
+        return store

@@ -1,0 +1,208 @@
+"""The life of one worker that our launcher started: bind it to its parent, set it up, run the target, report."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import io
+import os
+import pickle
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch import failure, signals
+from drivetrain.launch.environment import set_current_job
+from drivetrain.launch.job import Job
+
+PR_SET_PDEATHSIG = 1
+TERMINAL_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What the parent hands to each of its workers.
+
+    Attributes:
+        target: the function, its ``"module:name"``, or the pickle of function and payload where a process cannot
+            inherit them.
+        payload: its second argument.
+        job: what is the same for all workers; a worker fills in its own place.
+        folder: where reports to the parent go.
+        log_dir: where the log of each rank goes; ``None`` leaves the output on the terminal.
+        threads: number of torch threads, 0 to leave it to OMP_NUM_THREADS.
+        parent: process id of the launcher where the worker is its direct child, else 0.
+    """
+
+    target: Callable[[Job, dict[str, Any]], Any] | str | bytes
+    payload: dict[str, Any]
+    job: Job
+    folder: Path
+    log_dir: Path | None
+    threads: int
+    parent: int
+
+
+def run(assignment: Assignment) -> bytes:
+    """Entry point of a worker under the elastic agent; returns the pickled value of the target.
+
+    Pickled here, because torch's queue would move tensors through shared memory, of which a container may have little.
+    """
+    _bind_to_parent(assignment.parent)
+    os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
+    job = place(assignment.job)
+    log = _redirect(assignment.log_dir, job)
+    set_current_job(job)
+    try:
+        if assignment.threads:
+            import torch
+
+            torch.set_num_threads(assignment.threads)
+        with signals.handling():
+            target, payload = _unpack(assignment)
+            try:
+                value = target(job, payload)
+            except SystemExit as stop:
+                if stop.code not in (None, 0):
+                    raise
+                value = None
+            result = _pickled(value)
+    except BaseException as error:
+        _fail(assignment.folder, failure.of_exception(job.rank, error), log)
+    (assignment.folder / f"finished_{job.rank}").touch()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return result
+
+
+def place(job: Job) -> Job:
+    """``job`` with this worker's place in it, from the variables that the agent set."""
+    number = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    return replace(
+        job,
+        rank=number["RANK"],
+        world_size=number["WORLD_SIZE"],
+        local_rank=number["LOCAL_RANK"],
+        master_addr=os.environ["MASTER_ADDR"],
+        master_port=number["MASTER_PORT"],
+    )
+
+
+def _bind_to_parent(parent: int) -> None:
+    """End with the parent whatever ends it, and be the leader of all processes started from here."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)  # it died before the line above
+    with contextlib.suppress(PermissionError):  # raised for one that leads a group already
+        os.setsid()
+    for signum in signals.HANDLED:  # the parent's own came with the fork
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def _unpack(assignment: Assignment) -> tuple[Callable[[Job, dict[str, Any]], Any], dict[str, Any]]:
+    target, payload = assignment.target, assignment.payload
+    if isinstance(target, bytes):  # from the parent through a private pipe
+        target, payload = pickle.loads(target)
+    return (resolve(target) if isinstance(target, str) else target), payload
+
+
+def resolve(path: str) -> Callable[[Job, dict[str, Any]], Any]:
+    """The function named ``"module:function"``.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"target {path!r} is not a 'module:function' that can be imported: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"target {path!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"a worker can return plain data only, and {type(value).__name__} is not: {error}"
+        ) from error
+
+
+def _fail(folder: Path, what: failure.Failure, log: TextIO | None) -> NoReturn:
+    """Report and be gone at once: a normal end would wait for threads that wait for other ranks."""
+    failure.write_report(folder, what)
+    # The parent shows it on the terminal; here it goes where somebody looks for this rank.
+    if log is not None:
+        log.write(f"{what.traceback or what.summary}\n")
+        log.flush()
+    with contextlib.suppress(OSError, ValueError):  # the streams may be closed or gone
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(what.exit_code if 0 < what.exit_code < 256 else 1)
+
+
+def _redirect(log_dir: Path | None, job: Job) -> TextIO | None:
+    """Rank 0 writes to the terminal and its log, the others to their log only."""
+    if log_dir is None:
+        return None
+    log = open(log_dir / f"rank_{job.rank}.log", "a", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
+    if job.rank == 0:
+        # In Python and not through a pipe: the terminal stays one, and a progress bar can draw on it.
+        sys.stdout, sys.stderr = Tee(sys.stdout, log), Tee(sys.stderr, log)
+    else:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)  # output of native libraries too
+        sys.stdout = sys.stderr = log
+    return log
+
+
+class Tee(io.TextIOBase):
+    """A text stream that shows what is written on ``terminal`` and keeps it in ``log`` without the terminal's codes."""
+
+    def __init__(self, terminal: TextIO, log: TextIO) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self._log = log
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the terminal: rich asks before it draws."""
+        return self._terminal.encoding
+
+    def write(self, text: str) -> int:
+        """Write to both."""
+        self._terminal.write(text)
+        kept = TERMINAL_CONTROL.sub("", text)
+        if kept.strip("\r"):
+            self._log.write(kept)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush both."""
+        self._terminal.flush()
+        self._log.flush()
+
+    def isatty(self) -> bool:
+        """Whether the terminal is one."""
+        return self._terminal.isatty()
+
+    def fileno(self) -> int:
+        """The terminal's descriptor."""
+        return self._terminal.fileno()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True

@@ -1,0 +1,171 @@
+"""Validation and test: every sample once on one rank, metrics over all of them. No rank waits for another until the end."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.launch import signals
+from drivetrain.metrics import Metrics
+from drivetrain.sharding import BatchSource, MicroBatch
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
+    """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature has them."""
+    names = inspect.signature(step).parameters
+    variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in names.values())
+    index = "batch_idx" in names or variadic
+    loader = "dataloader_idx" in names or (variadic and several_loaders)
+
+    def arguments(micro: MicroBatch, batch: Any) -> tuple[Any, ...]:
+        if not index:
+            return (batch,)
+        return (batch, micro.index, micro.loader) if loader else (batch, micro.index)
+
+    return arguments
+
+
+class EvaluateLoop:
+    """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
+
+    Attributes:
+        metrics: what was logged.
+        results: one dict of metrics per loader.
+    """
+
+    def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource]) -> None:
+        self.trainer, self.stage, self.sources = trainer, stage, sources
+        self.metrics: Metrics = trainer.new_metrics()
+        self.metrics.several_loaders = len(sources) > 1
+        self.results: list[dict[str, float]] = []
+        self._passes = 0
+
+    def run(self, limit: int | None = None) -> list[dict[str, float]]:
+        """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""
+        trainer, stage = self.trainer, self.stage
+        hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
+        former, trainer.metrics = trainer.metrics, self.metrics
+        self.metrics.reset()
+        no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
+        try:
+            trainer.remember_modes()
+            hooks.of_module(f"on_{stage}_model_eval")
+            with strategy.consensus(), no_grad():
+                hooks(f"on_{stage}_start")
+                hooks(f"on_{stage}_epoch_start")
+                for source in self.sources:
+                    source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
+                    self._loader(source, limit)
+                self.metrics.batch = None
+                hooks(f"on_{stage}_epoch_end")
+                self._reduce()
+                hooks(f"on_{stage}_end")
+            hooks.of_module(f"on_{stage}_model_train")
+        finally:
+            trainer.metrics = former
+        return self.results
+
+    def _loader(self, source: BatchSource, limit: int | None) -> None:
+        trainer, stage, metrics = self.trainer, self.stage, self.metrics
+        hooks, strategy = trainer.hooks, trainer.strategy
+        step = getattr(trainer.lightning_module, f"{stage}_step")
+        arguments = step_arguments(step, len(self.sources) > 1)
+        loader = (source.index,) if len(self.sources) > 1 else ()
+        for micro in source:
+            if (limit is not None and micro.index >= limit) or signals.pending() is not None:
+                break
+            batch = trainer.to_device(micro)
+            metrics.batch = micro
+            hooks(f"on_{stage}_batch_start", batch, micro.index, *loader)
+
+            def call(batch: Any, micro: MicroBatch = micro) -> Any:
+                former, hooks.current = hooks.current, f"{stage}_step"
+                output = step(*arguments(micro, batch))
+                hooks.current = former
+                return output
+
+            output = strategy.evaluation_step(call, batch)
+            hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
+
+    def _reduce(self) -> None:
+        """The epoch's metrics over all ranks, and the values logged by batch, each where it belongs."""
+        trainer, metrics = self.trainer, self.metrics
+        columns = metrics.epoch_columns()
+        for batch, values in metrics.steps_by_batch().items():
+            columns |= {f"{batch}\n{name}": column for name, column in values.items()}
+        found = metrics.exchange(columns).values
+        if not trainer.sanity_checking:
+            self._write_steps({name: value for name, value in found.items() if "\n" in name})
+        values = {name: value for name, value in found.items() if "\n" not in name} | metrics.torchmetrics()
+        trainer.publish(metrics, values, step=trainer.global_step)
+        self.results = self._by_loader(values)
+
+    def _write_steps(self, found: dict[str, float]) -> None:
+        by_batch: dict[int, dict[str, float]] = {}
+        for key, value in found.items():
+            batch, _, name = key.partition("\n")
+            by_batch.setdefault(int(batch), {})[name] = value
+        longest = 1 + max(by_batch, default=0)
+        for batch in sorted(by_batch):
+            self.trainer.write_metrics(self.metrics, by_batch[batch], step=self._passes * longest + batch)
+        self._passes += 1
+
+    def _by_loader(self, values: dict[str, float]) -> list[dict[str, float]]:
+        if len(self.sources) <= 1:
+            return [dict(values)]
+        results: list[dict[str, float]] = [{} for _ in self.sources]
+        for name, value in values.items():
+            _, _, index = name.rpartition("/dataloader_idx_")
+            for position, result in enumerate(results):
+                if not index.isdigit() or int(index) == position:
+                    result[name] = value
+        return results
+
+
+class PredictLoop:
+    """Runs ``predict_step`` over the loaders and brings the predictions together in the order of the data."""
+
+    def __init__(self, trainer: Trainer, sources: list[BatchSource]) -> None:
+        self.trainer, self.sources = trainer, sources
+
+    def run(self) -> list[list[tuple[int, int, Any]]]:
+        """Per loader, this rank's ``(batch, rank, prediction)``."""
+        trainer = self.trainer
+        hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
+        no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
+        trainer.remember_modes()
+        hooks.of_module("on_predict_model_eval")
+        arguments = step_arguments(module.predict_step, len(self.sources) > 1)
+        found: list[list[tuple[int, int, Any]]] = []
+        with strategy.consensus() if trainer.fitted else nullcontext(), no_grad():
+            hooks("on_predict_start")
+            hooks("on_predict_epoch_start")
+            for source in self.sources:
+                found.append(self._loader(source, arguments))
+            hooks("on_predict_epoch_end")
+            hooks("on_predict_end")
+        hooks.of_module("on_predict_model_train")
+        return found
+
+    def _loader(self, source: BatchSource, arguments: Callable[..., Any]) -> list[tuple[int, int, Any]]:
+        trainer = self.trainer
+        hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
+        loader = (source.index,) if len(self.sources) > 1 else ()
+        found = []
+        for micro in source:
+            batch = trainer.to_device(micro)
+            hooks("on_predict_batch_start", batch, micro.index, *loader)
+            output = strategy.evaluation_step(
+                lambda batch, micro=micro: module.predict_step(*arguments(micro, batch)), batch
+            )
+            hooks("on_predict_batch_end", output, batch, micro.index, *loader)
+            if micro.copies == 1 or strategy.data.rank == 0:
+                found.append((micro.index, strategy.data.rank, output))
+        return found

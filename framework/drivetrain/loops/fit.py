@@ -1,0 +1,419 @@
+"""The training loop. ``run`` is a run, ``_epoch`` an epoch, ``_window`` an optimizer step: read in this order."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.loops.boundary import Boundary
+from drivetrain.loops.step import MicroStep
+from drivetrain.loops.windows import Window, Windows
+from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
+from drivetrain.sharding import BatchSource
+from drivetrain.strategy import SkipStep
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+class EndEpoch(Exception):
+    """``on_train_batch_start`` returned -1: no more batches in this epoch."""
+
+
+class FitLoop:
+    """Trains. Its public attributes are where training stands; a checkpoint holds them.
+
+    Attributes:
+        epoch: number of the epoch being trained, from 0.
+        batch: micro-batches of this epoch that are done.
+        global_step: optimizer steps done (a step of several optimizers on one batch counts once).
+        validated: whether the validation that is due after micro-batch ``batch`` has run.
+        ended: whether the epoch's end hooks have run.
+        batches_seen: micro-batches of all epochs.
+    """
+
+    def __init__(self, trainer: Trainer, source: BatchSource) -> None:
+        self.trainer = trainer
+        self.source = source
+        self.module = trainer.lightning_module
+        self.strategy = trainer.strategy
+        self.hooks = trainer.hooks
+        self.metrics = trainer.metrics
+        self.timing = trainer.timing
+        self.boundary = Boundary(trainer)
+        self.epoch = 0
+        self.batch = 0
+        self.global_step = 0
+        self.validated = False
+        self.ended = False
+        self.batches_seen = 0
+        self.resumed = False
+        self.cut = False  # training stopped among the batches of an epoch
+        self._broken = False
+        self.seconds_before = 0.0
+        self.clock = perf_counter()
+        self.is_last_batch = False
+        self.last_batch_size = 0
+        self.optimizers: list[Optimizer] = []
+        self.wrapped: list[TrainOptimizer] = []
+        self.step_takes_index = "batch_idx" in inspect.signature(self.module.training_step).parameters
+        # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
+        self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
+        self._stepped = False
+        self._micro: MicroStep | None = None
+        self._inner = False
+        self._default_step = not self.hooks.module_has("optimizer_step")
+        self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
+        self._closures = False
+
+    def use(self, optimizers: list[Optimizer]) -> None:
+        """Take the optimizers that the strategy built."""
+        self.optimizers = optimizers
+        self.wrapped = [TrainOptimizer(optimizer, self._step_optimizer) for optimizer in optimizers]
+        self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
+
+    # -- a run --------------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        trainer, hooks = self.trainer, self.hooks
+        self.module.train()
+        hooks("on_train_start")
+        self.timing.started = perf_counter()
+        self.boundary.start(self.global_step, self.seconds_before)
+        while not self._done():
+            self._epoch()
+        self.timing.total += perf_counter() - self.timing.started
+        trainer.training = True
+        hooks("on_train_end")
+
+    def _done(self) -> bool:
+        trainer = self.trainer
+        if self.source.length == 0:
+            return True
+        if trainer.max_steps != -1 and self.global_step >= trainer.max_steps:
+            return True
+        if trainer.max_epochs != -1 and self.epoch >= trainer.max_epochs:
+            return True
+        return self.cut or self._stop()
+
+    def _stop(self) -> bool:
+        """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""
+        trainer, boundary = self.trainer, self.boundary
+        wished = trainer.should_stop if boundary.alone else boundary.stop
+        return wished and self.epoch >= (trainer.min_epochs or 0) and self.global_step >= (trainer.min_steps or 0)
+
+    # -- an epoch -----------------------------------------------------------------------------------------------
+    def _epoch(self) -> None:
+        complete = True
+        if self.ended:
+            self.trainer.restore_random_state()
+        else:
+            complete = self._batches()
+            self.metrics.batch = None
+            self.ended = complete
+            self._end_epoch()
+        if not complete:
+            self.cut = True
+            return
+        if self.is_last_batch:
+            self._step_schedulers("epoch")
+        self.epoch += 1
+        self.batch = 0
+        self.ended = self.validated = False
+
+    def _batches(self) -> bool:
+        """The epoch's batches; False when training was stopped among them."""
+        trainer, hooks = self.trainer, self.hooks
+        resumed, self.resumed = self.resumed, False
+        self.source.set_epoch(self.epoch)
+        if not resumed:
+            self.metrics.reset()
+        hooks("on_train_epoch_start")
+        windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
+        trainer.restore_random_state()
+        if resumed and self.batch and not self.validated and self._validation_due(self.is_last_batch):
+            self._validate()
+        self._broken = False
+        try:
+            self.strategy.run_epoch(self, windows)
+        except EndEpoch:
+            self.is_last_batch = False
+            if not self.validated and self._validation_due(last=True):
+                self._validate()
+        return not self._broken or self.is_last_batch
+
+    def _end_epoch(self) -> None:
+        """Hooks of the epoch's end around the reduction of its metrics."""
+        trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
+        hooks.of_callbacks("on_train_epoch_end", monitors=False)
+        hooks.of_module("on_train_epoch_end")
+        values = boundary.agree(metrics, metrics.epoch_columns())
+        values |= metrics.torchmetrics()
+        trainer.publish(metrics, values, step=self.global_step - 1)
+        hooks.of_callbacks("on_train_epoch_end", monitors=True)
+        boundary.agree_to_stop(metrics)
+        self._obey(boundary.signal)
+
+    def __call__(self, source: Iterable[Window], *, inner: bool = False) -> None:
+        """The batch loop (:class:`drivetrain.strategy.Run`)."""
+        self._inner = inner
+        for window in source:
+            self._window(window)
+            if not inner and self._done_in_epoch():
+                self._broken = True
+                break
+        self._inner = False
+
+    def outer(self) -> None:
+        """Count a round as one global step."""
+        self._count()
+
+    def _done_in_epoch(self) -> bool:
+        trainer = self.trainer
+        if trainer.max_steps != -1 and self.global_step >= trainer.max_steps:
+            return True
+        return self._stop()
+
+    # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
+    def _window(self, window: Window) -> None:
+        strategy, batches, total = self.strategy, window.batches, window.total
+        final = len(batches) - 1
+        self._stepped = False
+        steps: list[MicroStep] = []
+        for number, micro in enumerate(batches):
+            self.is_last_batch = micro.last
+            step = MicroStep(
+                self, micro, self.trainer.to_device(micro), micro.weight / total, number == 0, number == final
+            )
+            steps.append(step)
+            self.metrics.batch = micro
+            if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
+                self._drop_gradients(steps)
+                raise EndEpoch
+            self.clock = perf_counter()
+            if not self.module.automatic_optimization:
+                self._manual(step)
+            elif number == final:
+                self._automatic(steps)
+            else:
+                strategy.forward_backward(step)
+            if number == final and self._stepped and not self._inner:
+                self._count()
+            self.batch = micro.index + 1
+            self.batches_seen += 1
+            self.validated = False
+            self.hooks("on_train_batch_end", step.output, step.batch, step.index)
+        self._after_window(window, steps)
+
+    def _automatic(self, steps: list[MicroStep]) -> None:
+        """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
+        if not self.optimizers:
+            self.strategy.forward_backward(steps[-1])
+            self._stepped = True
+            return
+        optimizer = self.optimizers[0]
+        strategy = self.strategy
+        called = False
+
+        def closure() -> Any:
+            nonlocal called
+            again, called = called, True
+            for step in steps if again else steps[-1:]:
+                loss = strategy.forward_backward(step)
+            return self._window_loss(steps) if self._closures else loss
+
+        if self._default_step:
+            self._step_optimizer(optimizer, closure)
+        else:
+            self.module.optimizer_step(self.epoch, steps[-1].index, self.wrapped[0], closure)
+            if not called:
+                raise TrainingError(
+                    f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
+                    " optimizer.step(closure=optimizer_closure)."
+                )
+        self.clock = self.timing.add("optimizer", self.clock)
+
+    def _window_loss(self, steps: list[MicroStep]) -> torch.Tensor:
+        """The loss that LBFGS reads: over all ranks, or its line searches would part."""
+        parts = [step.loss.double() * step.share for step in steps if step.loss is not None]
+        mine = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=self.strategy.device)
+        return torch.stack(self.strategy.gather(mine.reshape(1))).sum()
+
+    def _manual(self, step: MicroStep) -> None:
+        self._micro = step
+        self.strategy.forward(step.call, step.batch)
+        self._micro = None
+        self.clock = self.timing.add("forward", self.clock)
+
+    def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backward of a loss of the micro-batch at hand in manual optimisation."""
+        micro = self._micro
+        if micro is None:
+            raise TrainingError("manual_backward is called outside of training_step: call it within.")
+        if args:
+            kwargs["gradient"] = args[0]
+        self.hooks("on_before_backward", loss)
+        self.strategy.backward(loss, micro.share, True, **kwargs)
+        self.hooks("on_after_backward")
+
+    def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
+        """What every optimizer step goes through, the module's own included."""
+        result: list[Any] = []
+
+        def kept() -> Any:
+            result.append(closure())
+            return result[-1]
+
+        stepped = self.strategy.optimizer_step(
+            optimizer, None if closure is None else kept, lambda: self._before_step(optimizer)
+        )
+        self._stepped = self._stepped or stepped
+        return result[0] if result else None
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """Hooks, clipping and the finite check, on the gradients' true and global values."""
+        trainer = self.trainer
+        self.hooks("on_before_optimizer_step", optimizer)
+        if trainer.nonfinite == "skip" and not self.strategy.precision.scales:
+            # An infinite bound clips nothing: this is the strategy's own way to the global norm.
+            norm = self.strategy.clip_gradients(optimizer, float("inf"), "norm")
+            if norm is not None and not bool(torch.isfinite(norm)):
+                warnings.warn(f"step {self.global_step + 1} is skipped: its gradient is not finite.", stacklevel=2)
+                raise SkipStep
+        self.module.configure_gradient_clipping(
+            optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm or "norm"
+        )
+
+    def zero_grad(self) -> None:
+        for optimizer in self.optimizers[:1]:
+            self.hooks("on_before_zero_grad", optimizer)
+            if self._default_zero:
+                optimizer.zero_grad()
+            else:
+                self.module.optimizer_zero_grad(self.epoch, self.batch, optimizer)
+
+    def _drop_gradients(self, steps: list[MicroStep]) -> None:
+        if len(steps) > 1:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+
+    def _count(self) -> None:
+        self.global_step += 1
+        self.strategy.after_step(self.global_step)
+        self._step_schedulers("step")
+
+    def _after_window(self, window: Window, steps: list[MicroStep]) -> None:
+        self.last_batch_size = int(window.total)
+        self.timing.samples += self.last_batch_size
+        if self._inner:
+            return
+        if self._stepped:
+            self._record(steps)
+        boundary = self.boundary
+        if self.global_step >= boundary.next_step or boundary.wish_pending():
+            self._agree(steps[-1].index)
+        last = self.is_last_batch
+        if self._validation_due(last):
+            self._validate()
+        if boundary.signal is not None:
+            self._obey(boundary.signal)
+
+    def _record(self, steps: list[MicroStep]) -> None:
+        boundary = self.boundary
+        if len(steps) == 1:
+            step = steps[0]
+            if step.loss is None:
+                boundary.record(self.global_step, 0.0, 0.0)
+            else:
+                boundary.record(self.global_step, step.loss, step.share)
+            return
+        parts = [(step.loss, step.share) for step in steps if step.loss is not None]
+        weight = sum(share for _, share in parts)
+        if not parts or weight == 0:
+            boundary.record(self.global_step, 0.0, 0.0)
+        else:
+            mean = torch.stack([loss.double() * share for loss, share in parts]).sum() / weight
+            boundary.record(self.global_step, mean, weight)
+
+    # -- boundaries ---------------------------------------------------------------------------------------------
+    def _agree(self, index: int) -> None:
+        """Exchange with the other ranks; write the step's metrics where a log boundary falls on this step."""
+        trainer = self.trainer
+        clock = perf_counter()
+        at_log = self.global_step % trainer.log_every_n_steps == 0
+        values = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log else None)
+        if at_log:
+            trainer.publish(self.metrics, values, step=self.global_step - 1)
+        self.timing.add("communication", clock)
+
+    def _obey(self, signal: int | None) -> None:
+        """Save and leave when the ranks agreed on a signal."""
+        if signal is not None:
+            self.trainer.interrupt(signal)
+
+    def _validation_due(self, last: bool) -> bool:
+        trainer = self.trainer
+        if not trainer.has_validation:
+            return False
+        every = trainer.check_val_every_n_epoch
+        if every is not None and (self.epoch + 1) % every != 0:
+            return False
+        due = trainer.val_check_batch
+        if due == float("inf"):
+            return last
+        done = self.batches_seen if every is None else self.batch
+        return done > 0 and done % int(due) == 0
+
+    def _validate(self) -> None:
+        self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
+        self.trainer.validate_within_fit()
+        self.boundary.agree_to_stop(self.metrics)
+        self._obey(self.boundary.signal)
+
+    # -- schedulers ---------------------------------------------------------------------------------------------
+    def _step_schedulers(self, interval: str) -> None:
+        count = self.global_step if interval == "step" else self.epoch + 1
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval == interval and count % config.frequency == 0:
+                self._step_scheduler(config)
+
+    def _step_scheduler(self, config: SchedulerConfig) -> None:
+        metric = None
+        if config.reduce_on_plateau:
+            known = self.trainer.callback_metrics
+            metric = known.get(config.monitor or "")
+            if metric is None:
+                what = f"the scheduler watches {config.monitor!r}, which was not logged: {nearest(config.monitor or '', known)}"
+                if config.strict:
+                    raise ConfigurationError(what)
+                warnings.warn(what, stacklevel=2)
+                return
+        self.module.lr_scheduler_step(config.scheduler, metric)
+
+    # -- state --------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "global_step": self.global_step,
+            "validated": self.validated,
+            "ended": self.ended,
+            "is_last_batch": self.is_last_batch,
+            "batches_seen": self.batches_seen,
+            "seconds": self.boundary.agreed_seconds,
+            "loss_curve": [list(point) for point in self.trainer.loss_curve],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
+        self.validated, self.ended = state["validated"], state["ended"]
+        self.is_last_batch = state["is_last_batch"]
+        self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
+        self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
+        self.resumed = self.batch > 0 or self.ended

@@ -1,0 +1,124 @@
+"""One micro-batch of training: calls ``training_step`` and understands what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.errors import TrainingError
+from drivetrain.loops.boundary import nonfinite
+
+if TYPE_CHECKING:
+    from drivetrain.loops.fit import FitLoop
+    from drivetrain.sharding import MicroBatch
+
+
+class MicroStep:
+    """Fulfils :class:`drivetrain.strategy.Step`.
+
+    Attributes:
+        micro: the batch as it was read.
+        batch: the batch on the device.
+        first: whether it opens its window, so that gradients are zeroed.
+        output: what ``training_step`` returned, for ``on_train_batch_end``.
+        loss: the detached loss, None where the batch was skipped.
+        weighted: whether the module gave the loss's weight itself; ``share`` is then that weight.
+    """
+
+    __slots__ = ("_fit", "batch", "first", "index", "last", "loss", "micro", "output", "share", "weighted")
+
+    def __init__(self, fit: FitLoop, micro: MicroBatch, batch: Any, share: float, first: bool, last: bool) -> None:
+        self._fit = fit
+        self.micro = micro
+        self.batch = batch
+        self.index = micro.index
+        self.share = share
+        self.first = first
+        self.last = last
+        self.output: Any = None
+        self.loss: torch.Tensor | None = None
+        self.weighted = False
+
+    def call(self, batch: Any) -> torch.Tensor | None:
+        fit = self._fit
+        fit.metrics.batch = self.micro
+        hooks = fit.hooks
+        hooks.current = "training_step"
+        module = fit.module
+        if fit.step_takes_index:
+            output = module.training_step(batch, self.index)
+        else:
+            output = module.training_step(batch)
+        hooks.current = None
+        self.output = output
+        loss = output
+        if not isinstance(output, torch.Tensor):
+            loss = self._from_mapping(output)
+        if not module.automatic_optimization:
+            self.loss = loss.detach() if loss is not None and loss.numel() == 1 else None
+            return loss
+        if loss is None:
+            self.loss = None
+            return None
+        if loss.numel() != 1:
+            raise TrainingError(
+                f"training_step returned a loss of shape {tuple(loss.shape)} at step {fit.global_step + 1}: return a"
+                " scalar, such as loss.mean()."
+            )
+        if loss.ndim:
+            loss = loss.reshape(())
+        if not loss.requires_grad:
+            raise TrainingError(
+                f"training_step returned a loss without a graph at step {fit.global_step + 1}: it does not depend on"
+                " any parameter that requires a gradient, or it was detached."
+            )
+        self.loss = loss.detach()
+        if fit.check_each_loss:
+            value = self.loss.item()
+            if value != value or value in (float("inf"), float("-inf")):
+                raise nonfinite(value, fit.global_step + 1, fit.trainer.global_rank)
+        return loss
+
+    def _from_mapping(self, output: Any) -> torch.Tensor | None:
+        if output is None:
+            return None
+        if not isinstance(output, Mapping):
+            raise TrainingError(
+                f"training_step returned a {type(output).__name__}: return the loss, a mapping with 'loss', or None"
+                " to skip the batch."
+            )
+        if "loss" not in output:
+            if not self._fit.module.automatic_optimization:
+                return None
+            raise TrainingError(
+                f"training_step returned a mapping without 'loss' (it has {', '.join(map(str, output)) or 'nothing'})."
+            )
+        loss = output["loss"]
+        weight = output.get("weight")
+        if weight is not None and loss is not None:
+            self.weighted = True
+            self.share = float(weight) / self.micro.copies
+            if self.share < 0:
+                raise TrainingError(f"training_step returned a negative weight ({float(weight)}).")
+        return loss
+
+    def zero_grad(self) -> None:
+        if self.first:
+            self._fit.zero_grad()
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        fit = self._fit
+        fit.hooks("on_before_backward", loss)
+        fit.clock = fit.timing.add("forward", fit.clock)
+
+    def after_backward(self) -> None:
+        fit = self._fit
+        fit.hooks("on_after_backward")
+        fit.clock = fit.timing.add("backward", fit.clock)
+
+    def begin(self) -> None:
+        """Start the clock of this micro-batch."""
+        self._fit.clock = perf_counter()

@@ -1,0 +1,75 @@
+"""The micro-batches of an epoch, grouped into the windows that share an optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain.errors import TrainingError
+from drivetrain.sharding import BatchSource, MicroBatch
+
+if TYPE_CHECKING:
+    from drivetrain.loops.fit import FitLoop
+
+
+@dataclass(slots=True)
+class Window:
+    """Micro-batches of one optimizer step and the number of samples in them on all ranks together."""
+
+    batches: list[MicroBatch]
+    total: float
+
+
+class Windows:
+    """Iterates the windows of ``source`` from batch ``start`` on; the last window of an epoch may be short.
+
+    Ranks that read a stream of unknown length agree on each window that there is one for all (one small gather a
+    step): streams of their own end for all with the shortest; ranks that read a common stream must see the same.
+    """
+
+    def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
+        self.fit, self.source, self.accumulate = fit, source, accumulate
+        self.reader = source.read(start)
+        self.agrees = source.full_length == float("inf") and source.shard.size > 1
+
+    def __iter__(self) -> Iterator[Window]:
+        timing, reader, k = self.fit.timing, self.reader, self.accumulate
+        while True:
+            clock = perf_counter()
+            batches: list[MicroBatch] = []
+            for micro in reader:
+                batches.append(micro)
+                if len(batches) == k:
+                    break
+            total = float(batches[0].total) if len(batches) == 1 else float(sum(m.total for m in batches))
+            if self.agrees:
+                agreed = self._agree(batches, total)
+                if agreed is None:
+                    return
+                total = agreed
+            timing.add("data", clock)
+            if not batches:
+                return
+            yield Window(batches, total)
+
+    def _agree(self, batches: list[MicroBatch], total: float) -> float | None:
+        """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""
+        strategy = self.fit.strategy
+        sizes = [float(m.total) for m in batches] + [0.0] * (self.accumulate - len(batches))
+        mine = torch.tensor(sizes, dtype=torch.float64, device=strategy.device)
+        seen = [t.tolist() for t in strategy.gather(mine)]
+        if self.source.own_stream:
+            common = min(sum(size > 0 for size in rank) for rank in seen)
+            del batches[common:]
+            return sum(sum(rank[:common]) for rank in seen) if common else None
+        if any(other != seen[0] for other in seen):
+            found = ", ".join(f"rank {rank}: {int(sum(sizes))} samples" for rank, sizes in enumerate(seen))
+            raise TrainingError(
+                f"the ranks read different streams ({found} in the same step): with batch=global every rank must read"
+                " the same stream and keeps its part; use batch=per_process for streams that are split by rank."
+            )
+        return total

@@ -1,0 +1,351 @@
+"""What ``self.log`` collects, and its reduction over batches and ranks.
+
+Logging a value costs a list append: nothing is computed, copied to the host or sent. At a boundary (every
+``log_every_n_steps`` optimizer steps, and at an epoch's end) each rank packs its sums and weights into one fp64
+vector; the strategy gathers the vectors and every rank combines them alike, matching values by *name*: ranks that
+logged different names take part with what they have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.errors import ConfigurationError, TrainingError, nearest
+
+_BATCH_HOOKS = frozenset(
+    {
+        "training_step",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+    }
+)
+_REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
+_REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean"}
+_FOLD = 512  # pending values are folded into the sum when there are this many, to bound memory
+
+
+@dataclass(slots=True)
+class Entry:
+    """One logged name."""
+
+    name: str
+    on_step: bool
+    on_epoch: bool
+    prog_bar: bool
+    logger: bool
+    reduction: str
+    loader: int | None
+    metric: Any = None  # a torchmetrics metric, which reduces itself
+    pending: list[tuple[Any, float]] = field(default_factory=list)
+    total: float = 0.0
+    weight: float = 0.0
+    steps: list[tuple[int, Any, float]] = field(default_factory=list)  # (batch, value, weight), newest last
+
+    @property
+    def title(self) -> str:
+        return self.name if self.loader is None else f"{self.name}/dataloader_idx_{self.loader}"
+
+    def forked(self, suffix: str) -> str:
+        base = f"{self.name}_{suffix}" if self.on_step and self.on_epoch else self.name
+        return base if self.loader is None else f"{base}/dataloader_idx_{self.loader}"
+
+    def fold(self) -> None:
+        """Bring the pending values into ``total`` and ``weight``."""
+        if not self.pending:
+            return
+        values = _stacked([value for value, _ in self.pending])
+        weights = torch.tensor([weight for _, weight in self.pending], dtype=torch.float64)
+        self.pending.clear()
+        if self.reduction == "mean":
+            self.total += float(torch.dot(values, weights))
+            self.weight += float(weights.sum())
+        elif self.reduction == "sum":
+            self.total += float(values.sum())
+            self.weight = 1.0
+        else:
+            best = float(values.max() if self.reduction == "max" else values.min())
+            better = max if self.reduction == "max" else min
+            self.total = better(self.total, best) if self.weight else best
+            self.weight = 1.0
+
+
+def _stacked(values: list[Any]) -> Tensor:
+    """One-element values as an fp64 vector on the host, with one transfer per device."""
+    tensors = [v.reshape(()) for v in values if isinstance(v, Tensor)]
+    if len(tensors) == len(values):
+        return torch.stack([t.double() for t in tensors]).cpu()
+    return torch.tensor([float(v) for v in values], dtype=torch.float64)
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What the ranks learnt of each other: global values by name, and each rank's flags and series."""
+
+    values: dict[str, float]
+    flags: list[list[float]]
+    series: list[list[list[float]]]
+
+
+class Metrics:
+    """The store of a stage (training, or one evaluation).
+
+    Attributes:
+        gather: the strategy's ``gather``.
+        gather_names: gathers plain data, for ranks that logged different names.
+        device: where gathered vectors live.
+    """
+
+    def __init__(
+        self,
+        gather: Callable[[Tensor], list[Tensor]],
+        gather_names: Callable[[Any], list[Any]],
+        device: torch.device,
+        current_hook: Callable[[], str | None],
+    ) -> None:
+        self.gather, self.gather_names, self.device, self.current_hook = gather, gather_names, device, current_hook
+        self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
+        self.batch: Any = None  # the MicroBatch at hand: its weight is the default weight of logged values
+        self.several_loaders = False
+        self.logged_in_batch = False
+
+    # -- collecting ---------------------------------------------------------------------------------------------
+    def log(
+        self,
+        name: str,
+        value: Any,
+        *,
+        prog_bar: bool,
+        logger: bool,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        reduce_fx: Any,
+        add_dataloader_idx: bool,
+        batch_size: int | None,
+    ) -> None:
+        hook = self.current_hook()
+        batch = self.batch
+        loader = batch.loader if self.several_loaders and add_dataloader_idx and batch is not None else None
+        key = (hook, name, loader)
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = self._new(
+                name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader
+            )
+        if entry.metric is not None:
+            if entry.on_step:
+                entry.steps = [(batch.index if batch else 0, value._forward_cache, 1.0)]
+            return
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise TrainingError(
+                    f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
+                    " value.mean() or one element."
+                )
+            value = value.detach()
+        elif not isinstance(value, (int, float)):
+            try:
+                value = float(value)
+            except (TypeError, ValueError):
+                raise TrainingError(
+                    f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
+                ) from None
+        if batch is None:
+            weight = float(batch_size or 1)
+        elif batch_size is None:
+            weight = batch.weight
+        else:
+            weight = batch_size / batch.copies
+        if entry.reduction == "sum" and batch is not None and batch.copies > 1:
+            value = value / batch.copies
+        if entry.on_epoch:
+            entry.pending.append((value, weight))
+            if len(entry.pending) >= _FOLD:
+                entry.fold()
+        if entry.on_step:
+            index = batch.index if batch is not None else 0
+            if hook in _BATCH_HOOKS:
+                entry.steps = [(index, value, weight)]  # training: only the newest is ever written
+            else:
+                entry.steps.append((index, value, weight))
+            self.logged_in_batch = True
+
+    def _new(
+        self,
+        name: str,
+        value: Any,
+        hook: str | None,
+        prog_bar: bool,
+        logger: bool,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        reduce_fx: Any,
+        loader: int | None,
+    ) -> Entry:
+        by_batch = hook in _BATCH_HOOKS
+        if on_step is None:
+            on_step = by_batch
+        if on_epoch is None:
+            on_epoch = not by_batch or not on_step
+        if hook is not None and (hook.startswith("on_fit") or hook in ("setup", "on_train_end", "teardown")):
+            raise TrainingError(f"self.log({name!r}, ...) cannot be called in {hook}: log in a step or an epoch hook.")
+        called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
+        if called not in _REDUCTIONS:
+            raise TrainingError(
+                f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), ('mean', 'sum', 'max', 'min'))}"
+            )
+        metric = None
+        torchmetrics = sys.modules.get("torchmetrics")
+        if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
+            metric = value
+        return Entry(name, bool(on_step), bool(on_epoch), prog_bar, logger, _REDUCTIONS[called], loader, metric)
+
+    # -- reducing -----------------------------------------------------------------------------------------------
+    def exchange(
+        self,
+        columns: dict[str, tuple[str, float, float]],
+        flags: tuple[float, ...] = (),
+        series: list[tuple[float, float]] | None = None,
+    ) -> Exchange:
+        """Combine over the ranks; every rank must call it at the same point, with as many flags and series items.
+
+        Args:
+            columns: name to ``(reduction, total, weight)``.
+            flags: numbers that every rank wants to see of every other.
+            series: ``(total, weight)`` per optimizer step since the last exchange.
+        """
+        names, series = sorted(columns), series or []
+        signature = hashlib.sha256("\n".join(f"{n}\t{columns[n][0]}" for n in names).encode()).digest()
+        header = [float(int.from_bytes(signature[:6], "big")), float(len(names)), float(len(series)), *flags]
+        headers = [t.tolist() for t in self.gather(torch.tensor(header, dtype=torch.float64, device=self.device))]
+        result = Exchange({}, [h[3:] for h in headers], [])
+        if any(h[2] != headers[0][2] for h in headers):
+            counts = ", ".join(f"rank {rank}: {int(h[2])}" for rank, h in enumerate(headers))
+            raise TrainingError(
+                f"the ranks took different numbers of steps ({counts}): every rank must get the same number of batches."
+            )
+        alike = all(h[:2] == headers[0][:2] for h in headers)
+        rows = [[columns[n][1], columns[n][2]] for n in names] if alike else []
+        rows += [list(item) for item in series]
+        tables: list[dict[str, tuple[str, float, float]]] = [{} for _ in headers]
+        if rows:
+            flat = torch.tensor(rows, dtype=torch.float64, device=self.device).reshape(-1)
+            gathered = [t.reshape(-1, 2).tolist() for t in self.gather(flat)]
+            cut = len(rows) - len(series)
+            result.series = [table[cut:] for table in gathered]
+            tables = [{n: (columns[n][0], *row) for n, row in zip(names, t[:cut], strict=True)} for t in gathered] if cut else tables
+        if not alike:
+            listed = self.gather_names([[n, *columns[n]] for n in names])
+            tables = [{n: (kind, total, weight) for n, kind, total, weight in table} for table in listed]
+        for name in sorted(set().union(*tables)):
+            value = _combine(name, tables)
+            if value is not None:
+                result.values[name] = value
+        return result
+
+    def step_columns(self, batch: int | None) -> dict[str, tuple[str, float, float]]:
+        """Columns of the values logged on step in training batch ``batch``."""
+        columns = {}
+        for entry in self.entries.values():
+            if entry.on_step and entry.steps and (batch is None or entry.steps[-1][0] == batch):
+                _, value, weight = entry.steps[-1]
+                columns[entry.forked("step")] = _column(entry.reduction, float(value), weight)
+        return columns
+
+    def epoch_columns(self) -> dict[str, tuple[str, float, float]]:
+        """Columns of the epoch's values."""
+        columns = {}
+        for entry in self.entries.values():
+            if entry.on_epoch and entry.metric is None:
+                entry.fold()
+                columns[entry.forked("epoch")] = (entry.reduction, entry.total, entry.weight)
+        return columns
+
+    def torchmetrics(self) -> dict[str, float]:
+        """Values of the logged torchmetrics metrics, which gather their own states; they are reset after."""
+        found: dict[str, Any] = {}
+        for entry in self.entries.values():
+            if entry.metric is not None and entry.on_epoch:
+                found[entry.forked("epoch")] = entry.metric
+        values = {name: float(found[name].compute()) for name in sorted(found)}
+        for metric in found.values():
+            metric.reset()
+        return values
+
+    def steps_by_batch(self) -> dict[int, dict[str, tuple[str, float, float]]]:
+        """Columns of values logged on step in an evaluation, by batch."""
+        by_batch: dict[int, dict[str, tuple[str, float, float]]] = {}
+        for entry in self.entries.values():
+            if entry.on_step and entry.metric is None:
+                for batch, value, weight in entry.steps:
+                    by_batch.setdefault(batch, {})[entry.forked("step")] = _column(
+                        entry.reduction, float(value), weight
+                    )
+        return by_batch
+
+    def reset(self) -> None:
+        """Forget the values; the names and their options stay."""
+        for entry in self.entries.values():
+            entry.pending.clear()
+            entry.steps.clear()
+            entry.total = entry.weight = 0.0
+
+    def is_wanted(self, what: str) -> Callable[[str], bool]:
+        """A test of forked names: does their entry have the flag ``what`` (``"prog_bar"`` or ``"logger"``)?"""
+        wanted = {
+            entry.forked(suffix) for entry in self.entries.values() if getattr(entry, what) for suffix in _SUFFIXES
+        }
+        known = {entry.forked(suffix) for entry in self.entries.values() for suffix in _SUFFIXES}
+        return lambda name: name in wanted or (what == "logger" and name not in known)
+
+    def plain_names(self) -> dict[str, str]:
+        """Forked epoch and step names to the name without the fork."""
+        return {entry.forked(suffix): entry.title for entry in self.entries.values() for suffix in _SUFFIXES}
+
+    # -- resuming in mid-epoch ----------------------------------------------------------------------------------
+    def state_dict(self) -> list[list[Any]]:
+        """This rank's epoch sums so far, as plain data."""
+        state = []
+        for (hook, _, _), e in self.entries.items():
+            if e.metric is None:
+                e.fold()
+                options = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.reduction, e.loader]
+                state.append([hook, options, e.total, e.weight])
+        return state
+
+    def load_state_dict(self, state: list[list[Any]]) -> None:
+        for hook, options, total, weight in state:
+            entry = Entry(*options)
+            entry.total, entry.weight = total, weight
+            self.entries[hook, entry.name, entry.loader] = entry
+
+
+_SUFFIXES = ("step", "epoch")
+
+
+def _column(reduction: str, value: float, weight: float) -> tuple[str, float, float]:
+    return (reduction, value * weight, weight) if reduction == "mean" else (reduction, value, 1.0)
+
+
+def _combine(name: str, tables: list[dict[str, tuple[str, float, float]]]) -> float | None:
+    found = [table[name] for table in tables if name in table and table[name][2] > 0]
+    if not found:
+        return None
+    kinds = {kind for kind, _, _ in found}
+    if len(kinds) > 1:
+        raise ConfigurationError(f"{name!r} is logged with different reductions on different ranks: {sorted(kinds)}.")
+    totals = [total for _, total, _ in found]
+    kind = kinds.pop()
+    if kind == "mean":
+        return sum(totals) / sum(weight for _, _, weight in found)
+    return sum(totals) if kind == "sum" else max(totals) if kind == "max" else min(totals)

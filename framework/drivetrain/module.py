@@ -1,0 +1,364 @@
+"""TrainModule: the user's model. Hook names, signatures and meanings are those of Lightning's LightningModule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.data_hooks import DataHooks
+from drivetrain.hyperparameters import HyperparametersMixin
+
+if TYPE_CHECKING:
+    from drivetrain.callback import Callback
+    from drivetrain.logger import Logger
+    from drivetrain.optimizer import TrainOptimizer
+    from drivetrain.trainer import Trainer
+
+
+class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
+    """A model together with how it is trained, evaluated and logged.
+
+    Attributes:
+        automatic_optimization: False lets ``training_step`` step the optimizers itself (``self.optimizers()``,
+            ``self.manual_backward``).
+        strict_loading: whether ``load_from_checkpoint`` and resume demand exactly the module's keys.
+        example_input_array: a batch for the model summary and the logged graph.
+    """
+
+    automatic_optimization = True
+    strict_loading = True
+    example_input_array: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._trainer: Trainer | None = None
+
+    # A trainer refers to processes, files and threads of this process; none of it may travel with the module.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_trainer": None}
+
+    # -- the steps ----------------------------------------------------------------------------------------------
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor | Mapping[str, Any] | None:
+        """Return the loss: a scalar tensor that is a mean over the batch's samples, or a mapping with ``"loss"`` and
+        optionally ``"weight"`` (the number of terms it is the mean of, such as tokens); None skips the batch."""
+        raise NotImplementedError
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """By default the module called with the batch, or with its first part where the batch is a tuple or list."""
+        batch = kwargs.get("batch", args[0])
+        return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+    # -- configuration ------------------------------------------------------------------------------------------
+    def configure_optimizers(self) -> Any:
+        """One of: an optimizer; a list of them; (optimizers, schedulers); a dict with ``"optimizer"`` and optionally
+        ``"lr_scheduler"``; a list of such dicts; a tuple of dicts; None for no optimizer."""
+        raise NotImplementedError
+
+    def configure_model(self) -> None:
+        """Build big layers here instead of in ``__init__``: under the strategy's and the precision's context."""
+
+    def configure_callbacks(self) -> Callback | list[Callback]:
+        return []
+
+    # -- optimisation -------------------------------------------------------------------------------------------
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Optimizer | TrainOptimizer,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        optimizer.step(closure=optimizer_closure)  # type: ignore[call-overload]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        optimizer.zero_grad()
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step() if metric is None else scheduler.step(metric)
+
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backward in manual optimisation, through the strategy and the precision."""
+        self.trainer.fit_loop.manual_backward(loss, *args, **kwargs)
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        loss.backward(*args, **kwargs)
+
+    @property
+    def overrides_backward(self) -> bool:
+        return type(self).backward is not TrainModule.backward
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients that ``optimizer`` reads, as the strategy holds them."""
+        if gradient_clip_val is None or gradient_clip_val == 0:
+            return
+        algorithm = gradient_clip_algorithm or "norm"
+        if algorithm not in ("norm", "value"):
+            raise ConfigurationError(f"gradient_clip_algorithm is 'norm' or 'value', not {algorithm!r}.")
+        raw = getattr(optimizer, "optimizer", optimizer)
+        self.trainer.strategy.clip_gradients(raw, float(gradient_clip_val), algorithm)
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """The optimizer, or the list of several; wrapped so that ``step`` goes through the strategy."""
+        trainer = self.trainer
+        found: list[Any] = trainer.wrapped_optimizers if use_pl_optimizer else trainer.optimizers
+        return found[0] if len(found) == 1 else list(found)
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, the list of several, or None."""
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        if not schedulers:
+            return None
+        return schedulers[0] if len(schedulers) == 1 else schedulers
+
+    def toggle_optimizer(self, optimizer: Optimizer | TrainOptimizer) -> None:
+        """Let only this optimizer's parameters require gradients, until ``untoggle_optimizer``."""
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        former: dict[nn.Parameter, bool] = {}
+        for other in self.trainer.optimizers:
+            for group in other.param_groups:
+                for parameter in group["params"]:
+                    if parameter in former:
+                        continue
+                    former[parameter] = parameter.requires_grad
+                    if id(parameter) not in mine:
+                        parameter.requires_grad = False
+        self.__dict__["_toggled"] = former
+
+    def untoggle_optimizer(self, optimizer: Optimizer | TrainOptimizer) -> None:
+        for parameter, required in self.__dict__.pop("_toggled", {}).items():
+            parameter.requires_grad = required
+
+    @contextmanager
+    def toggled_optimizer(self, optimizer: Optimizer | TrainOptimizer) -> Iterator[None]:
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer(optimizer)
+
+    # -- logging ------------------------------------------------------------------------------------------------
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Log a scalar. Means are over samples and over all ranks (``sync_dist`` is not needed and has no effect).
+
+        Args:
+            name: key; with both ``on_step`` and ``on_epoch`` it forks into ``name_step`` and ``name_epoch``.
+            value: number, one-element tensor, or a torchmetrics metric.
+            prog_bar: show it in the progress bar.
+            logger: write it to the loggers (default yes).
+            on_step: log the value of the step at log boundaries (default in training hooks of a batch).
+            on_epoch: log the mean over the epoch (default elsewhere).
+            reduce_fx: ``"mean"``, ``"sum"``, ``"max"`` or ``"min"`` (or torch's function of that name), over
+                batches and over ranks.
+            add_dataloader_idx: append ``/dataloader_idx_N`` where there are several loaders.
+            batch_size: weight of the value in means; by default this rank's samples in the batch.
+            rank_zero_only: log on rank 0 only.
+        """
+        trainer = self._trainer
+        if trainer is None:
+            return
+        if rank_zero_only and trainer.global_rank != 0:
+            return
+        trainer.metrics.log(
+            name,
+            value,
+            prog_bar=prog_bar,
+            logger=True if logger is None else logger,
+            on_step=on_step,
+            on_epoch=on_epoch,
+            reduce_fx=reduce_fx,
+            add_dataloader_idx=add_dataloader_idx,
+            batch_size=batch_size,
+        )
+
+    def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
+        """:meth:`log` for each item; the options are the same."""
+        for name, value in dictionary.items():
+            self.log(name, value, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the first worker only, above the progress bar."""
+        self.trainer.print(*args, **kwargs)
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Every rank's tensors, stacked along a new first dimension of size ``world_size``."""
+        from lightning_utilities.core.apply_func import apply_to_collection
+
+        strategy = self.trainer.strategy
+
+        def gather(tensor: Tensor) -> Tensor:
+            return torch.stack(strategy.communicator.all_gather(tensor.to(strategy.device)))
+
+        return apply_to_collection(data, Tensor, gather)
+
+    # -- state --------------------------------------------------------------------------------------------------
+    @property
+    def trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise RuntimeError(f"{type(self).__name__} is not attached to a Trainer: call trainer.fit(module) first.")
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        self._trainer = trainer
+
+    @property
+    def device(self) -> torch.device:
+        for tensor in self.parameters():
+            return tensor.device
+        return self._trainer.strategy.device if self._trainer is not None else torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        for tensor in self.parameters():
+            if tensor.is_floating_point():
+                return tensor.dtype
+        return torch.get_default_dtype()
+
+    @property
+    def logger(self) -> Logger | None:
+        return self._trainer.logger if self._trainer is not None else None
+
+    @property
+    def loggers(self) -> list[Logger]:
+        return self._trainer.loggers if self._trainer is not None else []
+
+    @property
+    def current_epoch(self) -> int:
+        return self._trainer.current_epoch if self._trainer is not None else 0
+
+    @property
+    def global_step(self) -> int:
+        return self._trainer.global_step if self._trainer is not None else 0
+
+    @property
+    def global_rank(self) -> int:
+        return self._trainer.global_rank if self._trainer is not None else 0
+
+    @property
+    def local_rank(self) -> int:
+        return self._trainer.local_rank if self._trainer is not None else 0
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def freeze(self) -> None:
+        for parameter in self.parameters():
+            parameter.requires_grad = False
+        self.eval()
+
+    def unfreeze(self) -> None:
+        for parameter in self.parameters():
+            parameter.requires_grad = True
+        self.train()
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Build the module from a checkpoint's hyper-parameters (``kwargs`` override them) and load its weights."""
+        from drivetrain.restore import module_from_checkpoint
+
+        return cast(Self, module_from_checkpoint(cls, Path(checkpoint_path), map_location, strict, kwargs))
+
+    # -- hooks --------------------------------------------------------------------------------------------------
+    def on_fit_start(self) -> None: ...
+    def on_fit_end(self) -> None: ...
+    def on_train_start(self) -> None: ...
+    def on_train_end(self) -> None: ...
+    def on_train_epoch_start(self) -> None: ...
+    def on_train_epoch_end(self) -> None: ...
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        """Return -1 to skip the rest of the epoch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+    def on_before_zero_grad(self, optimizer: Optimizer) -> None: ...
+    def on_before_backward(self, loss: Tensor) -> None: ...
+    def on_after_backward(self) -> None: ...
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None: ...
+    def on_validation_start(self) -> None: ...
+    def on_validation_end(self) -> None: ...
+    def on_validation_epoch_start(self) -> None: ...
+    def on_validation_epoch_end(self) -> None: ...
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_validation_model_zero_grad(self) -> None: ...
+    def on_validation_model_eval(self) -> None:
+        self.eval()
+
+    def on_validation_model_train(self) -> None:
+        """By default every sub-module gets back the mode it had before validation."""
+        self.trainer.restore_modes()
+
+    def on_test_start(self) -> None: ...
+    def on_test_end(self) -> None: ...
+    def on_test_epoch_start(self) -> None: ...
+    def on_test_epoch_end(self) -> None: ...
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_test_model_eval(self) -> None:
+        self.eval()
+
+    def on_test_model_train(self) -> None:
+        self.trainer.restore_modes()
+
+    def on_predict_start(self) -> None: ...
+    def on_predict_end(self) -> None: ...
+    def on_predict_epoch_start(self) -> None: ...
+    def on_predict_epoch_end(self) -> None: ...
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+    def on_predict_model_eval(self) -> None:
+        self.eval()
+
+    def on_predict_model_train(self) -> None:
+        self.trainer.restore_modes()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...

@@ -1,0 +1,167 @@
+"""Optimizers and schedulers as the module configures them, and the wrapper that steps through the strategy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from drivetrain.errors import ConfigurationError, nearest
+
+_SCHEDULER_KEYS = ("scheduler", "name", "interval", "frequency", "reduce_on_plateau", "monitor", "strict")
+_OPTIMIZER_KEYS = ("optimizer", "lr_scheduler", "monitor", "frequency")
+
+
+@dataclass
+class SchedulerConfig:
+    """A scheduler and when it steps; fields and defaults are Lightning's.
+
+    Attributes:
+        interval: ``"epoch"`` or ``"step"`` (optimizer steps).
+        frequency: step it every so many intervals.
+        reduce_on_plateau: whether its ``step`` takes the value of ``monitor``.
+        strict: whether a missing ``monitor`` is an error.
+    """
+
+    scheduler: Any
+    name: str | None = None
+    interval: str = "epoch"
+    frequency: int = 1
+    reduce_on_plateau: bool = False
+    monitor: str | None = None
+    strict: bool = True
+
+
+def parse_configuration(configured: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
+    """The optimizers and schedulers in any of the forms that ``configure_optimizers`` may return."""
+    optimizers, schedulers, monitor = _split(configured)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(
+                f"configure_optimizers returned a {type(optimizer).__name__} where an optimizer is needed: return an"
+                " optimizer, a list of them, (optimizers, schedulers) or a dict with 'optimizer'."
+            )
+    return optimizers, [_scheduler(item, monitor) for item in schedulers]
+
+
+def _split(configured: Any) -> tuple[list[Any], list[Any], str | None]:
+    if configured is None:
+        return [], [], None
+    if isinstance(configured, Optimizer):
+        return [configured], [], None
+    if isinstance(configured, Mapping):
+        return _from_dict(configured)
+    if isinstance(configured, (list, tuple)) and configured:
+        if all(isinstance(item, Mapping) for item in configured):
+            parts = [_from_dict(item) for item in configured]
+            schedulers = [_with_monitor(s, monitor) for _, found, monitor in parts for s in found]
+            return [o for found, _, _ in parts for o in found], schedulers, None
+        if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
+            optimizers, schedulers = configured
+            listed = schedulers if isinstance(schedulers, (list, tuple)) else [schedulers]
+            return list(optimizers), list(listed), None
+        return list(configured), [], None
+    if isinstance(configured, (list, tuple)):
+        return [], [], None
+    return [configured], [], None
+
+
+def _from_dict(item: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
+    for key in item:
+        if key not in _OPTIMIZER_KEYS:
+            raise ConfigurationError(f"configure_optimizers: unknown key {key!r}, {nearest(key, _OPTIMIZER_KEYS)}")
+    if "optimizer" not in item:
+        raise ConfigurationError("configure_optimizers: a dict needs the key 'optimizer'.")
+    scheduler = item.get("lr_scheduler")
+    schedulers = [] if scheduler is None else list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+    return [item["optimizer"]], schedulers, item.get("monitor")
+
+
+def _with_monitor(scheduler: Any, monitor: str | None) -> Any:
+    if monitor is None or (isinstance(scheduler, Mapping) and "monitor" in scheduler):
+        return scheduler
+    given = dict(scheduler) if isinstance(scheduler, Mapping) else {"scheduler": scheduler}
+    return {**given, "monitor": monitor}
+
+
+def _scheduler(item: Any, monitor: str | None) -> SchedulerConfig:
+    given: dict[str, Any]
+    if isinstance(item, Mapping):
+        for key in item:
+            if key not in _SCHEDULER_KEYS:
+                raise ConfigurationError(
+                    f"configure_optimizers: unknown scheduler key {key!r}, {nearest(key, _SCHEDULER_KEYS)}"
+                )
+        if "scheduler" not in item:
+            raise ConfigurationError("configure_optimizers: an lr_scheduler dict needs the key 'scheduler'.")
+        given = dict(item)
+    else:
+        given = {"scheduler": item}
+    config = SchedulerConfig(**{"monitor": monitor, **given})
+    plateau = isinstance(config.scheduler, ReduceLROnPlateau)
+    config.reduce_on_plateau = config.reduce_on_plateau or plateau
+    if config.interval not in ("step", "epoch"):
+        raise ConfigurationError(f"a scheduler's interval is 'step' or 'epoch', not {config.interval!r}.")
+    if config.reduce_on_plateau and config.monitor is None:
+        raise ConfigurationError(
+            "ReduceLROnPlateau needs the metric it watches: add 'monitor': 'val/loss' to its lr_scheduler dict."
+        )
+    if not isinstance(config.scheduler, (LRScheduler, ReduceLROnPlateau)) and not hasattr(config.scheduler, "step"):
+        raise ConfigurationError(f"{type(config.scheduler).__name__} is no scheduler: it has no step().")
+    return config
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether ``step`` cannot do without its closure and so may call it several times (LBFGS)."""
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+class TrainOptimizer:
+    """What ``self.optimizers()`` returns: the user's optimizer, stepping through strategy and precision.
+
+    It passes ``isinstance(x, torch.optim.Adam)`` for an Adam, and attributes that it doesn't have are the optimizer's.
+    """
+
+    def __init__(self, optimizer: Optimizer, step: Callable[[Optimizer, Callable[[], Any] | None], Any]) -> None:
+        self.__class__ = type("Train" + type(optimizer).__name__, (type(self), type(optimizer)), {})
+        self.__dict__["_optimizer"] = optimizer
+        self.__dict__["_step"] = step
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.__dict__["_optimizer"]
+
+    # The class inherits from the user's optimizer for isinstance only; its state is the wrapped one's.
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN:
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "__dict__")["_optimizer"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.__dict__["_optimizer"], name, value)
+
+    def __repr__(self) -> str:
+        return repr(self.__dict__["_optimizer"])
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """One step through the strategy; ``closure`` must do forward, zeroing and backward."""
+        if closure is not None and not callable(closure):
+            raise ConfigurationError("optimizer.step(closure): the closure must be callable.")
+        return self.__dict__["_step"](self.__dict__["_optimizer"], closure)
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Lightning's context for accumulation in manual optimisation; gradients are averaged at ``step`` here."""
+        yield
+
+
+_OWN = frozenset({"optimizer", "step", "toggle_model", "__dict__", "__class__"})

@@ -1,0 +1,446 @@
+"""Which samples a rank reads. A global batch is split among the replicas; nothing is repeated or dropped.
+
+Global batch ``i`` of ``n`` samples goes to ``size`` replicas in contiguous parts whose sizes differ by at most one.
+A batch of fewer samples than replicas goes *whole* to every replica in training (and wherever the strategy needs
+every rank in every forward pass), each copy weighing ``1/size``; in evaluation otherwise one sample goes to each of
+the first ``n`` replicas and the others sit the batch out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import SequentialSampler as InOrder
+
+from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.strategy import Shard
+
+
+@dataclasses.dataclass(slots=True)
+class MicroBatch:
+    """One loader batch as a rank sees it.
+
+    Attributes:
+        batch: this rank's part.
+        index: number of the batch in its epoch and loader.
+        count: samples in ``batch``.
+        total: samples in the global batch.
+        copies: replicas that hold the same samples (1, or the number of replicas for a whole tail).
+        loader: number of the loader among several.
+        last: whether it is the loader's last batch of the epoch.
+    """
+
+    batch: Any
+    index: int
+    count: int
+    total: int
+    copies: int = 1
+    loader: int = 0
+    last: bool = False
+
+    @property
+    def weight(self) -> float:
+        """Samples that this rank stands for; the weights of all ranks sum to ``total``."""
+        return self.count / self.copies
+
+
+def part(total: int, shard: Shard, whole_tail: bool) -> tuple[slice, int]:
+    """The slice of ``total`` samples that ``shard`` takes, and how many replicas take the same."""
+    if shard.size == 1:
+        return slice(0, total), 1
+    if total < shard.size and whole_tail:
+        return slice(0, total), shard.size
+    base, extra = divmod(total, shard.size)
+    start = shard.rank * base + min(shard.rank, extra)
+    return slice(start, start + base + (shard.rank < extra)), 1
+
+
+def batch_size(batch: Any) -> int | None:
+    """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        parts: Iterable[Any] = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        parts = batch
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = (getattr(batch, f.name) for f in dataclasses.fields(batch))
+    else:
+        shape = getattr(batch, "shape", None)  # numpy arrays
+        return int(shape[0]) if shape else None
+    for item in parts:
+        size = batch_size(item)
+        if size is not None:
+            return size
+    return None
+
+
+def take(batch: Any, total: int, rows: slice) -> Any:
+    """``rows`` of a collated batch of ``total`` samples: of every tensor, array and plain list of that length."""
+    if isinstance(batch, torch.Tensor) or (hasattr(batch, "shape") and hasattr(batch, "__getitem__")):
+        return batch[rows] if batch.ndim and batch.shape[0] == total else batch
+    if isinstance(batch, Mapping):
+        return {key: take(value, total, rows) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(take(value, total, rows) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == total and all(isinstance(item, (str, bytes, int, float, type(None))) for item in batch):
+            return batch[rows]
+        return type(batch)(take(value, total, rows) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(
+            batch, **{f.name: take(getattr(batch, f.name), total, rows) for f in dataclasses.fields(batch)}
+        )
+    return batch
+
+
+class ShardedBatches:
+    """Batch sampler that yields this rank's indices of every global batch of an epoch, from a position on."""
+
+    def __init__(self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool) -> None:
+        self.source, self.shard, self.whole_tail, self.seeded = source, shard, whole_tail, seeded
+        self.epoch = 0
+        self.start = 0
+        self.limit: int | None = None
+        self.plan: list[tuple[int, int, int]] = []  # (index of the global batch, its samples, copies) as handed out
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        self.plan.clear()
+        for index, batch in enumerate(self.source):
+            if self.limit is not None and index >= self.limit:
+                return
+            if index < self.start:
+                continue
+            indices = list(batch)
+            rows, copies = part(len(indices), self.shard, self.whole_tail)
+            mine = indices[rows]
+            if mine:
+                self.plan.append((index, len(indices), copies))
+                yield [(self.epoch, i) for i in mine] if self.seeded else mine
+
+
+class _EpochOrder:
+    """Sample order of an epoch: a permutation drawn from ``(seed, epoch)``, or the natural one."""
+
+    def __init__(self, length: int, seed: int, shuffle: bool, replacement: bool, samples: int) -> None:
+        self.length, self.seed, self.shuffle = length, seed, shuffle
+        self.replacement, self.samples = replacement, samples
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.shuffle:
+            yield from range(self.samples)
+            return
+        generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
+        if self.replacement:
+            yield from torch.randint(self.length, (self.samples,), generator=generator).tolist()
+            return
+        left = self.samples
+        while left > 0:
+            order = torch.randperm(self.length, generator=generator).tolist()[:left]
+            left -= len(order)
+            yield from order
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+def _mix(seed: int, epoch: int) -> int:
+    """A 63-bit seed in which (1, 0) and (0, 1) are far apart (splitmix64's finaliser)."""
+    x = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (x ^ (x >> 31)) >> 1
+
+
+class _Seeded:
+    """A map-style data set in a loader worker: its random draws depend on seed, epoch and sample, not on the worker."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._many
+
+    def _seed(self, key: tuple[int, Any]) -> Any:
+        epoch, index = key
+        number = _mix(_mix(self.seed, epoch), index if isinstance(index, int) else hash(index) & 0xFFFFFFFF)
+        torch.manual_seed(number)
+        random.seed(number)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
+        return index
+
+    def __getitem__(self, key: tuple[int, Any]) -> Any:
+        return self.dataset[self._seed(key)]
+
+    def _many(self, keys: list[tuple[int, Any]]) -> Any:
+        self._seed(keys[0])
+        return self.dataset.__getitems__([index for _, index in keys])
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+class BatchSource:
+    """One loader as this rank reads it.
+
+    Args:
+        loader: a torch DataLoader, or any iterable of collated global batches.
+        shard: this rank's part.
+        mode: ``"global"`` (the loader's batch is split) or ``"per_process"`` (every replica gets a batch of that
+            size; a stream is read by each rank as its own).
+        seed: of the shuffle; combined with the epoch.
+        training: training shuffles anew every epoch and gives whole tails to every replica.
+        limit: batches to read: a number, a fraction, or None for all.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        shard: Shard,
+        *,
+        mode: str,
+        seed: int,
+        training: bool,
+        limit: int | float | None = None,
+        index: int = 0,
+        reshard: bool = True,
+    ) -> None:
+        self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
+        self.whole_tail = training or shard.lockstep
+        self.epoch = 0
+        self._sampler: ShardedBatches | None = None
+        self._order: _EpochOrder | None = None
+        self.reader: Any = loader
+        self.stream = True
+        if not hasattr(loader, "__iter__"):
+            raise ConfigurationError(
+                f"a loader must be iterable, this one is a {type(loader).__name__}: return a DataLoader or a list"
+                " of batches."
+            )
+        if (
+            reshard
+            and isinstance(loader, DataLoader)
+            and type(loader).__iter__ is DataLoader.__iter__
+            and not isinstance(loader.dataset, IterableDataset)
+            and loader.batch_sampler is not None
+        ):
+            self._rebuild(loader, seed)
+        self.own_stream = not self._sampler and (mode == "per_process" or not reshard) and shard.size > 1
+        self.full_length = self._length()
+        self.length = _limited(self.full_length, limit)
+
+    def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
+        """A loader over the same data set whose batch sampler is ours."""
+        self.stream = False
+        batches = loader.batch_sampler
+        sampler = getattr(batches, "sampler", None)
+        factor = self.shard.size if self.mode == "per_process" else 1
+        dataset: Any = loader.dataset
+        source: Iterable[Any]
+        if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
+            random_order = isinstance(sampler, RandomSampler)
+            shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else random_order
+            own = getattr(sampler, "generator", None)
+            self._order = _EpochOrder(
+                len(dataset),
+                seed if own is None else own.initial_seed(),
+                shuffle,
+                random_order and sampler.replacement,
+                sampler.num_samples if random_order else len(dataset),
+            )
+            source = BatchSampler(self._order, batches.batch_size * factor, batches.drop_last)
+        else:
+            source = batches if factor == 1 else _Joined(batches, factor)  # type: ignore[arg-type]
+        self._batches = source
+        seeded = loader.num_workers > 0
+        self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded)
+        options: dict[str, Any] = {
+            "num_workers": loader.num_workers,
+            "collate_fn": loader.collate_fn,
+            "pin_memory": loader.pin_memory,
+            "timeout": loader.timeout,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "persistent_workers": loader.persistent_workers,
+        }
+        if loader.num_workers > 0:
+            options["prefetch_factor"] = loader.prefetch_factor
+        # Its own generator: making an iterator draws a seed, which must not come from the run's random numbers.
+        generator = torch.Generator().manual_seed(_mix(seed, 2**31))
+        if seeded:
+            dataset = _Seeded(dataset, seed)
+        self.reader = DataLoader(dataset, batch_sampler=self._sampler, generator=generator, **options)  # type: ignore[arg-type]
+
+    def _length(self) -> int | float:
+        counted = self._batches if self._sampler is not None else self.loader
+        try:
+            return len(counted)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            return float("inf")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order is read; also tells the user's own samplers."""
+        self.epoch = epoch
+        if self._order is not None:
+            self._order.epoch = epoch
+        if self._sampler is not None:
+            self._sampler.epoch = epoch
+        for owner in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
+            if callable(getattr(owner, "set_epoch", None)):
+                owner.set_epoch(epoch)
+
+    def sizes(self) -> list[int] | None:
+        """Samples of each global batch of the epoch where they are known without reading (our own order)."""
+        if self._order is None:
+            return None
+        size, drop = self._batches.batch_size, self._batches.drop_last  # type: ignore[attr-defined]
+        whole, rest = divmod(len(self._order), size)
+        return ([size] * whole + ([rest] if rest and not drop else []))[: _as_slice(self.length)]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return self.read()
+
+    def read(self, start: int = 0) -> Iterator[MicroBatch]:
+        """The epoch's batches from number ``start`` on.
+
+        A stream is read up to the state in which an undisturbed reader would be before *this call returns*, so that
+        random numbers restored afterwards meet the same draws.
+        """
+        if self.length == 0:
+            return iter(())
+        if self._sampler is not None:
+            return self._read_sampled(start)
+        numbered = enumerate(self.reader)
+        for _ in range(start):
+            next(numbered, None)
+        if self.length != float("inf"):
+            return self._read_sized(numbered, start)
+        return self._read_unsized(numbered, next(numbered, None))
+
+    def _read_sampled(self, start: int) -> Iterator[MicroBatch]:
+        sampler = self._sampler
+        assert sampler is not None
+        sampler.start, sampler.limit = start, _as_slice(self.length)
+        final = self.length - 1
+        handed = 0
+        for handed, batch in enumerate(self.reader, start=1):
+            index, total, copies = sampler.plan[handed - 1]
+            rows, _ = part(total, self.shard, self.whole_tail)
+            yield MicroBatch(batch, index, rows.stop - rows.start, total, copies, self.index, index == final)
+        if handed < self._expected(start):
+            raise TrainingError(
+                f"the loader ended after {handed} of {self._expected(start)} batches in epoch {self.epoch}: its data"
+                " set raised StopIteration or its sampler is shorter than it says."
+            )
+
+    def _expected(self, start: int) -> int:
+        """Batches that this rank gets from ``start`` on."""
+        if self.length == float("inf"):
+            return 0
+        if self.whole_tail or self.shard.size == 1:
+            return max(0, int(self.length) - start)
+        sizes = self.sizes()
+        if sizes is None:
+            return 0
+        return sum(size > self.shard.rank for size in sizes[start:])
+
+    def _own(self, index: int, batch: Any, last: bool) -> MicroBatch | None:
+        """This rank's part of a stream's batch; None where it has none."""
+        total = batch_size(batch) or 1
+        if self.shard.size == 1 or self.own_stream:
+            return MicroBatch(batch, index, total, total, 1, self.index, last)
+        rows, copies = part(total, self.shard, self.whole_tail)
+        if rows.start == rows.stop:
+            return None
+        mine = batch if copies > 1 else take(batch, total, rows)
+        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, self.index, last)
+
+    def _read_sized(self, numbered: Iterator[tuple[int, Any]], start: int) -> Iterator[MicroBatch]:
+        final, index = int(self.length) - 1, start - 1
+        for index, batch in numbered:
+            item = self._own(index, batch, index == final)
+            if item is not None:
+                yield item
+            if index >= final:
+                return
+        if index < final and self.full_length != float("inf"):
+            raise TrainingError(
+                f"the loader ended after {index + 1} of {final + 1} batches in epoch {self.epoch}: it is shorter than"
+                " its len() says."
+            )
+
+    def _read_unsized(
+        self, numbered: Iterator[tuple[int, Any]], ahead: tuple[int, Any] | None
+    ) -> Iterator[MicroBatch]:
+        """One batch ahead, because which one is the last shows only when the next is not there."""
+        while ahead is not None:
+            (index, batch), ahead = ahead, next(numbered, None)
+            item = self._own(index, batch, ahead is None)
+            if item is not None:
+                yield item
+
+
+class _Joined:
+    """``factor`` consecutive batches of a sampler as one global batch."""
+
+    def __init__(self, batches: Any, factor: int) -> None:
+        self.batches, self.factor = batches, factor
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        joined: list[Any] = []
+        for number, batch in enumerate(self.batches, start=1):
+            joined.extend(batch)
+            if number % self.factor == 0:
+                yield joined
+                joined = []
+        if joined:
+            yield joined
+
+    def __len__(self) -> int:
+        return -(-len(self.batches) // self.factor)
+
+
+def _limited(length: int | float, limit: int | float | None) -> int | float:
+    if limit is None:
+        return length
+    if isinstance(limit, float):
+        if length == float("inf"):
+            return length if limit == 1.0 else 0 if limit == 0.0 else _no_fraction(limit)
+        return int(length * limit)
+    return min(length, limit)
+
+
+def _no_fraction(limit: float) -> int:
+    raise ConfigurationError(
+        f"a limit of {limit} (a fraction) needs a loader that has a length, this one is a stream: give a number of"
+        " batches."
+    )
+
+
+def _as_slice(length: int | float) -> int | None:
+    return None if length == float("inf") else int(length)
+
+
+def as_sources(loaders: Any, **options: Any) -> list[BatchSource]:
+    """One source per loader: a single loader, or a list, tuple or dict of loaders."""
+    if loaders is None:
+        return []
+    many = loaders.values() if isinstance(loaders, Mapping) else loaders
+    if isinstance(loaders, Mapping) or _is_list_of_loaders(loaders):
+        return [BatchSource(loader, index=i, **options) for i, loader in enumerate(many)]
+    return [BatchSource(loaders, **options)]
+
+
+def _is_list_of_loaders(loaders: Any) -> bool:
+    return (
+        isinstance(loaders, Sequence)
+        and len(loaders) > 0
+        and all(isinstance(item, DataLoader) or hasattr(item, "__next__") for item in loaders)
+    )

@@ -1,0 +1,146 @@
+"""Our ring all-reduce against the transport's own: interleaved repeats, medians, and their ratio."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status. ``argv`` is what follows the command's name."""
+    parser = argparse.ArgumentParser(prog="drivetrain.bench ring", description=__doc__)
+    parser.add_argument("--sizes", type=_numbers(float), default=[1, 10, 25, 100], help="MB (10^6 bytes): 1,10,25,100")
+    parser.add_argument("--ranks", type=_numbers(int), default=[2, 4], help="numbers of ranks: 2,4")
+    parser.add_argument("--repeats", type=int, default=11, help="timed pairs per size; the median counts (11)")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="nccl: one GPU per rank")
+    parser.add_argument("--segment-mb", type=float, default=None, help="longest message of our ring over Gloo, in MiB")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
+    options = parser.parse_args(argv)
+    if options.repeats < 1 or min(options.ranks) < 2 or min(options.sizes) <= 0:
+        parser.error("--repeats and --sizes must be positive and --ranks at least 2")
+    if options.backend == "gloo":
+        # One machine is measured: loopback, and one compute thread per rank as workers of one machine have.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rows = [row for world_size in options.ranks for row in measure(world_size, options)]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    print(f"{'ranks':>5} {'MB':>7} {options.backend + ' ms':>10} {'ring ms':>10} {'ring/' + options.backend:>10}")
+    for row in rows:
+        print(
+            f"{row['ranks']:5.0f} {row['megabytes']:7g} {row['native_ms']:10.2f} {row['ring_ms']:10.2f} "
+            f"{row['ratio']:10.2f}"
+        )
+    return 0
+
+
+def measure(world_size: int, options: argparse.Namespace) -> list[Row]:
+    """One row per size: medians over the repeats of the slowest rank's time.
+
+    Raises:
+        RuntimeError: a rank failed; its own traceback is on standard error.
+    """
+    folder = tempfile.mkdtemp(prefix="drivetrain-bench-")
+    # Fresh interpreters: nothing that this process did with threads or CUDA can reach them.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    ranks = [
+        context.Process(target=_rank, args=(rank, world_size, folder, sender if rank == 0 else None, vars(options)))
+        for rank in range(world_size)
+    ]
+    try:
+        for process in ranks:
+            process.start()
+        sender.close()
+        try:
+            return receiver.recv()
+        except EOFError:
+            raise RuntimeError(f"a rank of {world_size} failed; its traceback is above") from None
+    finally:
+        for process in ranks:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        receiver.close()
+        shutil.rmtree(folder)
+
+
+def _rank(rank: int, world_size: int, folder: str, results: Connection | None, options: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from drivetrain.comm.communicator import Communicator
+    from drivetrain.comm.execute import SEGMENT_BYTES, Executor
+    from drivetrain.comm.schedule import ring
+
+    device = torch.device("cpu")
+    if options["backend"] == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    store = f"file://{Path(folder, 'store')}"
+    dist.init_process_group(
+        options["backend"], init_method=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5)
+    )
+    comm = Communicator(dist.group.WORLD, device)
+    segment = options["segment_mb"]
+    segment_bytes = SEGMENT_BYTES if segment is None else int(segment * 2**20)
+    ours = Executor(ring(world_size), comm, segment_bytes=segment_bytes)
+
+    def timed(operation: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> float:
+        tensor.fill_(1.0)
+        comm.all_reduce(torch.ones(1, device=device))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        operation(tensor)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        if tensor[0].item() != world_size or tensor[-1].item() != world_size:
+            raise RuntimeError(f"rank {rank} got {tensor[0].item()} instead of {world_size}")
+        return seconds
+
+    rows: list[Row] = []
+    for megabytes in options["sizes"]:
+        tensor = torch.empty(max(1, int(megabytes * 1e6) // 4), device=device)
+        pairs = []
+        for repeat in range(options["repeats"] + 1):
+            # Turn the order each time, so that neither always follows the other.
+            first, second = (comm.all_reduce, ours) if repeat % 2 else (ours, comm.all_reduce)
+            times = {id(first): timed(first, tensor), id(second): timed(second, tensor)}
+            pairs.append([times[id(first if repeat % 2 else second)], times[id(ours)]])
+        slowest = torch.stack(comm.all_gather(torch.tensor(pairs[1:], dtype=torch.float64, device=device))).amax(0)
+        native, mine = (statistics.median(column) * 1e3 for column in slowest.T.tolist())
+        row = {"ranks": world_size, "megabytes": megabytes, "native_ms": native, "ring_ms": mine}
+        rows.append({**row, "ratio": mine / native})
+    if results is not None:
+        results.send(rows)
+    dist.destroy_process_group()
+
+
+def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    parse.__name__ = f"comma-separated {kind.__name__} list"
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Fixtures of the whole test suite: real ranks, and nothing left behind.
+
+This process never computes with several torch threads (see ``tests/distributed.py``), and has a temporary folder of its
+own, so that a file left there is a leak of a test and not of a neighbour.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports torch or OpenMP: they read these once.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import distributed, leaks
+
+pytest_plugins = ["pytester"]
+
+torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path outlives the run, for a look at it
+    own = tempfile.mkdtemp(prefix="drivetrain-tests-")
+    os.environ["TMPDIR"] = own
+    tempfile.tempdir = own
+    config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a process, thread, port, variable, signal handler, process group or file behind."""
+    before = leaks.snapshot()
+    yield
+    lines = leaks.left_behind(before)
+    if lines:
+        pytest.fail("the test left behind: " + "; ".join(lines), pytrace=False)
+
+
+@pytest.fixture
+def run_ranks() -> Callable[..., list[Any]]:
+    """``run_ranks(fn, world_size, *args, timeout=60)``: see :func:`tests.distributed.run_ranks`."""
+    return distributed.run_ranks
+
+
+@pytest.fixture
+def run_alone() -> Callable[..., Any]:
+    """``run_alone(fn, *args, timeout=60)``: see :func:`tests.distributed.run_alone`."""
+    return distributed.run_alone
+
+
+@pytest.fixture
+def repository() -> Path:
+    """The folder that holds ``framework``, ``plugins``, ``conf`` and ``tests``."""
+    return Path(__file__).resolve().parent.parent
