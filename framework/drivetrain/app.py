@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from drivetrain import record
 from drivetrain.cli import search
 from drivetrain.cli.compose import CONFIG_NAME, VERSION_BASE, composed, probes, session
 from drivetrain.cli.execute import execute
@@ -131,9 +133,9 @@ def _sweep(command: Command) -> int:
     check_writable(Path(config.hydra.sweep.dir).absolute())
     try:
         _hydra(command, [])
-    except DrivetrainError:
+    except Exception:
         # Hydra raises the first job's error after the last job; the table holds them all.
-        if not command.outcomes:
+        if all(one.error is None for one in command.outcomes):
             raise
     show(command.outcomes, sweep=True)
     return int(any(one.error is not None for one in command.outcomes))
@@ -179,23 +181,31 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
 
     def job(config: DictConfig) -> None:
         folder = Path(HydraConfig.get().runtime.output_dir)
-        outcome = Outcome(list(HydraConfig.get().overrides.task), folder, error="not started")
+        outcome = Outcome(list(HydraConfig.get().overrides.task), folder)
         command.outcomes.append(outcome)
         try:
             asked = request or check(config)
             outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined)
-            outcome.error = None
         except Interrupted as error:
-            outcome.error = str(error)
             raise _Stop(error) from error
-        except DrivetrainError as error:
-            outcome.error = str(error)
+        except Exception as error:
+            outcome.error = str(error) or type(error).__name__
+            outcome.record = _left_in(folder)
+            if command.args.multirun:
+                _say(f"job {len(command.outcomes) - 1} failed: {outcome.error}", 1)
+                if not isinstance(error, DrivetrainError):
+                    traceback.print_exc()
             raise
 
     main = hydra.main(config_path=None, config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
     with _command_line([*command.argv, *more]):
         main()
     return 0
+
+
+def _left_in(folder: Path) -> dict[str, Any]:
+    """The record that a failed run left, if it got that far."""
+    return record.read(folder) if (folder / record.FILE).exists() else {}
 
 
 @contextmanager

@@ -63,18 +63,19 @@ def _run(trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], fo
 
 def _resume(config: Mapping[str, Any]) -> str | None:
     """``resume`` with a run folder replaced by its newest complete checkpoint."""
-    from drivetrain.checkpoint import newest
+    from drivetrain.checkpoint import resolve
 
     resume = config["resume"]
     if resume in (None, "auto", "last", "best"):
-        return resume
+        return None if resume is None else str(resume)
     path = Path(resume)
-    for folder in (path / CHECKPOINTS, path):
-        if (path / record.FILE).exists() or folder.name == CHECKPOINTS:
-            found = newest(folder)
-            if found is not None:
-                return str(found)
-    return str(path)
+    folder = path / CHECKPOINTS
+    if (path / record.FILE).is_file() and not folder.is_dir():
+        # That run kept its checkpoints elsewhere (checkpoint.dir).
+        noted = (record.read(path).get("checkpoints") or {}).get("last")
+        folder = Path(noted).parent if noted else folder
+    # A run that was killed has no record, but its folder of checkpoints.
+    return str(resolve("last", folder)) if folder.is_dir() else str(path)
 
 
 def _save_predictions(predictions: Any, folder: Path, rank: int) -> None:
