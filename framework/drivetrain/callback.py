@@ -64,7 +64,13 @@ class Callback:
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None: ...
     def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None: ...
     def on_test_end(self, trainer: Trainer, pl_module: TrainModule) -> None: ...
@@ -74,7 +80,13 @@ class Callback:
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
     def on_test_batch_end(
-        self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None: ...
     def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None: ...
     def on_predict_end(self, trainer: Trainer, pl_module: TrainModule) -> None: ...
@@ -84,7 +96,13 @@ class Callback:
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
     def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None: ...
     def on_exception(self, trainer: Trainer, pl_module: TrainModule, exception: BaseException) -> None: ...
     def on_save_checkpoint(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None: ...

@@ -41,7 +41,7 @@ from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Support
-from drivetrain.launch.job import Job
+from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.precision import Precision
 
@@ -68,13 +68,18 @@ class Step(Protocol):
         batch: this rank's part, on the device.
         index: ``batch_idx`` of the epoch.
         share: this rank's samples over the samples of the whole window; the shares of all ranks and micro-batches of
-            a window sum to one.
+            a window sum to one. Known after ``call`` where ``weighted``.
+        weighted: whether the module gave the loss's weight itself (tokens); ``share`` is then that weight, and the
+            gradients are divided by the window's total weight when they are complete.
+        first: whether this is the window's first micro-batch.
         last: whether this is the window's last micro-batch, after which gradients must be complete.
     """
 
     batch: Any
     index: int
     share: float
+    weighted: bool
+    first: bool
     last: bool
 
     def call(self, batch: Any) -> torch.Tensor | None:
@@ -112,6 +117,7 @@ class Strategy:
         communicator: the ranks that train (and checkpoint) together.
         data: the part of each batch that this rank reads.
         trains: whether this rank runs the loop.
+        holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
     """
 
@@ -124,15 +130,20 @@ class Strategy:
         self.communicator = Communicator()
         self.data = Shard()
         self.trains = True
+        self.holds_part = False
         self.module: TrainModule
 
     # -- coming to be -------------------------------------------------------------------------------------------
     def connect(self, job: Job) -> None:
-        """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``."""
+        """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job
         if job.accelerator == "cuda":
             self.device = torch.device("cuda", job.local_rank)
             torch.cuda.set_device(self.device)
+        init_process_group(job, device=self.device)
+        if job.world_size > 1:
+            exchange = self.device if job.backend == "nccl" else torch.device("cpu")
+            self.communicator = Communicator(torch.distributed.group.WORLD, exchange)
         self.precision.connect(self.device)
 
     def serve(self) -> None:
@@ -166,18 +177,29 @@ class Strategy:
 
     def forward_backward(self, step: Step) -> torch.Tensor | None:
         """Forward, zero the gradients at the window's start, backward. Returns the detached loss, None if skipped."""
+        if step.first:
+            self._weight, self._contributed = 0.0, False
         loss = self.forward(step.call, step.batch)
         step.zero_grad()
         if loss is None:
             return None
         step.before_backward(loss)
-        self.backward(loss, step.share, step.last)
+        self._contributed = True
+        if step.weighted:
+            self._weight += step.share
+        self.backward(loss, step.share, step.last, weighted=step.weighted)
         step.after_backward()
         return loss.detach()
 
-    def backward(self, loss: torch.Tensor, share: float, sync: bool, **options: Any) -> None:
-        """Accumulate the gradient of ``loss * share`` summed over ranks; engines that average get it times their size."""
-        factor = share * self.data.size
+    _weight = 0.0  # of the window so far, where the module weights its losses itself
+    _contributed = False  # whether any micro-batch of the window gave a loss
+
+    def backward(
+        self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any
+    ) -> None:
+        """Accumulate the gradient of ``loss * share``, summed over ranks; engines that average get it times their
+        size, except for ``weighted`` losses, whose gradients :meth:`normalise` divides."""
+        factor = share if weighted else share * self.data.size
         self._run_backward(self.precision.scale(loss if factor == 1.0 else loss * factor), options)
 
     def _run_backward(self, loss: torch.Tensor, options: dict[str, Any]) -> None:
@@ -198,6 +220,8 @@ class Strategy:
             with torch.enable_grad():
                 result = None if closure is None else closure()
             self.reduce_gradients(optimizer, manual)
+            if not manual:
+                self.normalise(optimizer)
             self.precision.unscale(optimizer)
             before_step()
             return result
@@ -212,6 +236,19 @@ class Strategy:
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         """Bring the gradients that ``optimizer`` reads to their global value, where ``backward`` did not."""
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        """Divide by the window's total weight where the module weights its losses; skip a window without any loss."""
+        if not self._contributed:
+            raise SkipStep
+        if self._weight:
+            self.scale_gradients(optimizer, 1.0 / self._weight)
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float | torch.Tensor) -> None:
+        """Multiply every gradient that ``optimizer`` reads."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
         """Clip by the global ``"norm"`` (returned) or each entry by ``"value"``."""
@@ -260,8 +297,14 @@ class Strategy:
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`own_state` gave on the same rank."""
 
+    def traffic(self) -> dict[str, int]:
+        """Bytes and messages of the gradients: ``bytes_sent``, ``bytes_dense`` (uncompressed), ``messages``."""
+        return {}
+
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""
+        if self.job.world_size > 1:
+            destroy_process_group(failed=error is not None)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,14 @@ from drivetrain.sharding import BatchSource, MicroBatch
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
+
+
+class Abandoned(Exception):
+    """An evaluation was given up on all ranks because one of them was asked to stop by ``signal``."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
 
 
 def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
@@ -50,21 +57,22 @@ class EvaluateLoop:
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""
         trainer, stage = self.trainer, self.stage
-        hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
+        hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
         self.metrics.reset()
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         try:
             trainer.remember_modes()
             hooks.of_module(f"on_{stage}_model_eval")
-            with strategy.consensus(), no_grad():
+            with trainer.consensus(), no_grad():
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")
                 for source in self.sources:
                     source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
                     self._loader(source, limit)
                 self.metrics.batch = None
-                hooks(f"on_{stage}_epoch_end")
+                if signals.pending() is None:
+                    hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
             hooks.of_module(f"on_{stage}_model_train")
@@ -100,7 +108,12 @@ class EvaluateLoop:
         columns = metrics.epoch_columns()
         for batch, values in metrics.steps_by_batch().items():
             columns |= {f"{batch}\n{name}": column for name, column in values.items()}
-        found = metrics.exchange(columns).values
+        signal = signals.pending()
+        exchange = metrics.exchange({} if signal else columns, (float(signal or 0), 0.0, 0.0, 0.0))
+        raised = [int(flags[0]) for flags in exchange.flags if flags[0]]
+        if raised:
+            raise Abandoned(raised[0])
+        found = exchange.values
         if not trainer.sanity_checking:
             self._write_steps({name: value for name, value in found.items() if "\n" in name})
         values = {name: value for name, value in found.items() if "\n" not in name} | metrics.torchmetrics()
@@ -138,13 +151,13 @@ class PredictLoop:
     def run(self) -> list[list[tuple[int, int, Any]]]:
         """Per loader, this rank's ``(batch, rank, prediction)``."""
         trainer = self.trainer
-        hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
+        hooks, module = trainer.hooks, trainer.lightning_module
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         trainer.remember_modes()
         hooks.of_module("on_predict_model_eval")
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         found: list[list[tuple[int, int, Any]]] = []
-        with strategy.consensus() if trainer.fitted else nullcontext(), no_grad():
+        with trainer.consensus(), no_grad():
             hooks("on_predict_start")
             hooks("on_predict_epoch_start")
             for source in self.sources:

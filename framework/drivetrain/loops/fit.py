@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
+from drivetrain.loops.evaluate import Abandoned
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
@@ -372,7 +373,11 @@ class FitLoop:
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
-        self.trainer.validate_within_fit()
+        try:
+            self.trainer.validate_within_fit()
+        except Abandoned as stop:
+            self.validated = False
+            self._obey(stop.signal)
         self.boundary.agree_to_stop(self.metrics)
         self._obey(self.boundary.signal)
 

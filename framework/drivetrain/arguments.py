@@ -1,0 +1,107 @@
+"""Checks of the Trainer's arguments, without torch. Each complaint is one sentence with the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, nearest
+
+
+def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: bool = False) -> None:
+    if value is None and none:
+        return
+    if unlimited and value == -1:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        extra = ", or -1 for no limit" if unlimited else ""
+        raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}{extra}.")
+
+
+def _limit(name: str, value: Any) -> None:
+    if value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or value < 0 or (isinstance(value, float) and value > 1.0):
+        raise ConfigurationError(f"{name}={value!r}: give a number of batches (0 or more) or a fraction (0.0 to 1.0).")
+
+
+def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        hint = nearest(str(value), [str(c) for c in choices if c is not None])
+        raise ConfigurationError(f"{name}={value!r}: {hint}")
+
+
+def check_arguments(a: dict[str, Any]) -> None:
+    """Raise :class:`ConfigurationError` for the first of the Trainer's keyword arguments that cannot be meant."""
+    _whole("max_epochs", a.get("max_epochs"), 0, unlimited=True)
+    _whole("min_epochs", a.get("min_epochs"), 0)
+    _whole("max_steps", a.get("max_steps", -1), 0, none=False, unlimited=True)
+    _whole("min_steps", a.get("min_steps"), 0)
+    _whole("num_nodes", a.get("num_nodes", 1), 1, none=False)
+    _whole("accumulate_grad_batches", a.get("accumulate_grad_batches", 1), 1, none=False)
+    _whole("check_val_every_n_epoch", a.get("check_val_every_n_epoch", 1), 1)
+    _whole("num_sanity_val_steps", a.get("num_sanity_val_steps"), 0, unlimited=True)
+    _whole("log_every_n_steps", a.get("log_every_n_steps"), 1)
+    _whole("reload_dataloaders_every_n_epochs", a.get("reload_dataloaders_every_n_epochs", 0), 0, none=False)
+    for name in ("train", "val", "test", "predict"):
+        _limit(f"limit_{name}_batches", a.get(f"limit_{name}_batches"))
+    _limit("overfit_batches", a.get("overfit_batches", 0.0))
+    interval = a.get("val_check_interval")
+    if isinstance(interval, bool) or (
+        interval is not None
+        and (not isinstance(interval, (int, float)) or interval <= 0 or (isinstance(interval, float) and interval > 1))
+    ):
+        raise ConfigurationError(
+            f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction of the epoch (0.0 to 1.0)."
+        )
+    clip = a.get("gradient_clip_val")
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or clip < 0):
+        raise ConfigurationError(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")
+    _choice("gradient_clip_algorithm", a.get("gradient_clip_algorithm"), (None, "norm", "value"))
+    _choice("batch", a.get("batch", "global"), ("global", "per_process"))
+    _choice("nonfinite", a.get("nonfinite", "raise"), ("raise", "skip", "warn"))
+    fast = a.get("fast_dev_run", False)
+    if not isinstance(fast, bool):
+        _whole("fast_dev_run", fast, 0, none=False)
+    _choice("accelerator", a.get("accelerator", "auto"), ("auto", "cpu", "gpu", "cuda"))
+    _choice("backend", a.get("backend"), (None, "gloo", "nccl"))
+    seed = a.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
+        raise ConfigurationError(f"seed={seed!r}: give a whole number from 0 on.")
+
+
+def resolve_devices(devices: Any, available: int, accelerator: str, default: int) -> int:
+    """Number of workers on this node for the ``devices`` argument.
+
+    Args:
+        devices: ``"auto"``, -1 or ``"-1"`` (all), a number, or a list of device indices.
+        available: GPUs present.
+        accelerator: ``"cpu"`` or ``"cuda"``.
+        default: what ``"auto"`` means.
+    """
+    if devices in ("auto", None):
+        return default
+    if isinstance(devices, (list, tuple)):
+        for index in devices:
+            _whole("devices", index, 0, none=False)
+            if accelerator == "cuda" and index >= available:
+                raise ConfigurationError(f"devices={list(devices)}: there are {available} GPUs here, 0 to {available - 1}.")
+        count = len(devices)
+    else:
+        try:
+            count = int(devices)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                f"devices={devices!r}: give a number of workers, a list of devices or 'auto'."
+            ) from None
+        if isinstance(devices, bool) or (isinstance(devices, float) and devices != count):
+            raise ConfigurationError(f"devices={devices!r}: give a whole number of workers.")
+    if count == -1:
+        return default
+    if count < 1:
+        raise ConfigurationError(f"devices={devices!r}: at least one worker is needed, set devices=1 or more.")
+    if accelerator == "cuda" and count > available:
+        raise ConfigurationError(
+            f"devices={devices!r}: there are {available} GPUs here, set devices={available} or accelerator=cpu."
+        )
+    return count

@@ -1,0 +1,143 @@
+"""Between the caller's process and the workers it starts: what goes in, and what comes back.
+
+Results come back through files, not through shared memory or a queue: rank 0 writes the weights, counters, metrics
+and callback states; every rank writes its predictions. The caller reads them with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.checkpoint import from_safe, to_safe
+from drivetrain.launch import Job, launch
+
+if TYPE_CHECKING:
+    from drivetrain.comm.communicator import Communicator
+    from drivetrain.session import Request
+    from drivetrain.trainer import Trainer
+
+
+def in_workers(trainer: Trainer, request: Request) -> Any:
+    """Run ``request`` in ``trainer.num_devices`` new workers of this node and take over what they did."""
+    with tempfile.TemporaryDirectory(prefix="drivetrain_") as folder:
+        launch(
+            _work,
+            {"trainer": trainer, "request": request, "folder": folder},
+            workers=trainer.num_devices,
+            num_nodes=trainer.num_nodes,
+            node_rank=trainer.node_rank,
+            master_addr=trainer.master_addr,
+            master_port=trainer.master_port,
+            accelerator=trainer.accelerator_name,
+            backend=trainer.backend,
+            timeout=trainer.timeout,
+            start_timeout=trainer.start_timeout,
+        )
+        return _take_over(trainer, request, Path(folder))
+
+
+def _work(job: Job, payload: dict[str, Any]) -> None:
+    from drivetrain import session
+
+    trainer, request, folder = payload["trainer"], payload["request"], Path(payload["folder"])
+    trainer.job = job
+    result = session.run(trainer, request, job)
+    if request.stage == "predict":
+        torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
+        result = None
+    if job.local_rank == 0:
+        module, fit = request.module, trainer.fit_loop
+        with trainer.consensus():
+            weights = trainer.strategy.state_dict([])["module"] if request.stage == "fit" else {}
+        state = {
+            "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()} if trainer.return_weights else {},
+            "training": module.training,
+            "hparams": to_safe(dict(module.hparams)),
+            "result": to_safe(result),
+            "callbacks": to_safe({c.state_key: c.state_dict() for c in trainer.callbacks}),
+            "trainer": to_safe(
+                {
+                    "current_epoch": trainer.current_epoch,
+                    "global_step": trainer.global_step,
+                    "status": trainer.status,
+                    "should_stop": trainer.should_stop,
+                    "ckpt_path": trainer.ckpt_path,
+                    "data_seed": trainer.data_seed,
+                    "callback_metrics": trainer.callback_metrics,
+                    "logged_metrics": trainer.logged_metrics,
+                    "progress_bar_metrics": trainer.progress_bar_metrics,
+                    "loss_curve": trainer.loss_curve,
+                    "fitted": fit is not None,
+                }
+            ),
+            "seconds": trainer.timing.seconds | {"total": trainer.timing.total, "samples": trainer.timing.samples},
+        }
+        torch.save(state, folder / "result.pt")
+    elif request.stage == "fit":
+        with trainer.consensus():  # rank 0 gathers the weights; a sharded strategy needs everybody for it
+            trainer.strategy.state_dict([])
+    trainer.close()
+
+
+def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
+    state = torch.load(folder / "result.pt", mmap=True, weights_only=True)
+    module = request.module
+    trainer.lightning_module, trainer.datamodule, trainer.stage = module, request.datamodule, request.stage
+    module.trainer = trainer
+    if state["weights"]:
+        if set(state["weights"]) - set(module.state_dict()):
+            module.configure_model()
+        module.load_state_dict(state["weights"], strict=module.strict_loading)
+    counters = from_safe(state["trainer"])
+    trainer.fit_loop = None  # type: ignore[assignment]  # the loop ran elsewhere; its counters are taken over below
+    for name in ("current_epoch", "global_step"):
+        trainer._adopted[name] = counters.pop(name) if request.stage == "fit" else trainer._adopted.get(name, 0)
+        counters.pop(name, None)
+    fitted = counters.pop("fitted")
+    curve = [tuple(point) for point in counters.pop("loss_curve")]
+    if fitted:
+        trainer.loss_curve = curve
+        trainer.fitted = True
+        seconds = dict(state["seconds"])
+        trainer.timing.total, trainer.timing.samples = seconds.pop("total"), int(seconds.pop("samples"))
+        trainer.timing.seconds = seconds
+    for name, value in counters.items():
+        setattr(trainer, name, value)
+    callbacks = from_safe(state["callbacks"])
+    for callback in trainer.callbacks:
+        if callback.state_key in callbacks:
+            callback.load_state_dict(callbacks[callback.state_key])
+    if request.stage != "predict":
+        return from_safe(state["result"])
+    parts: list[list[Any]] = []
+    for file in sorted(folder.glob("predictions_*.pt")):
+        for number, loader in enumerate(from_safe(torch.load(file, weights_only=True))):
+            if number == len(parts):
+                parts.append([])
+            parts[number].extend(tuple(part) for part in loader)
+    return parts
+
+
+def gather_predictions(communicator: Communicator, own: Any) -> Any:
+    """Every rank's predictions on every rank, in a job that was started elsewhere."""
+    if communicator.world_size == 1 or own is None:
+        return own
+    buffer = io.BytesIO()
+    torch.save(to_safe(own), buffer)
+    mine = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    sizes = communicator.all_gather_plain(len(mine))
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    parts: list[list[Any]] = []
+    for size, data in zip(sizes, communicator.all_gather(padded.to(communicator.device)), strict=True):
+        found = from_safe(torch.load(io.BytesIO(data[:size].cpu().numpy().tobytes()), weights_only=True))
+        for number, loader in enumerate(found):
+            if number == len(parts):
+                parts.append([])
+            parts[number].extend(tuple(part) for part in loader)
+    return parts

@@ -1,0 +1,25 @@
+"""One seed for every generator of this process."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import torch
+
+from drivetrain.errors import ConfigurationError
+
+
+def seed_everything(seed: int = 1, workers: bool = True, verbose: bool = False) -> int:
+    """Seed torch (all devices), numpy and Python's ``random``; returns the seed.
+
+    ``workers`` is accepted for Lightning's sake: data-loader workers are seeded by sample in any case.
+    """
+    if not 0 <= seed < 2**63:
+        raise ConfigurationError(f"seed={seed}: give a whole number from 0 to 2^63 - 1.")
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if verbose:
+        print(f"seed set to {seed}")
+    return seed

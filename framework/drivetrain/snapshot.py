@@ -1,0 +1,159 @@
+"""What a checkpoint of a run holds, and how a run goes on from it.
+
+``shared`` is the same on all ranks and portable between strategies and world sizes; its keys are those of Lightning's
+checkpoint dictionary where there is one. ``own`` belongs to one rank and is used on the same world size only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import checkpoint as store
+from drivetrain.checkpoint import rng
+from drivetrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``(shared, own)`` of the run as it stands between two steps."""
+    fit, module = trainer.fit_loop, trainer.lightning_module
+    optimizers = [] if weights_only or fit is None else fit.optimizers
+    state = trainer.strategy.state_dict(optimizers)
+    shared: dict[str, Any] = {
+        "drivetrain_version": version("drivetrain"),
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "state_dict": state["module"],
+        "hyper_parameters": dict(module.hparams),
+    }
+    own: dict[str, Any] = {}
+    if not weights_only and fit is not None:
+        shared["optimizer_states"] = state["optimizers"]
+        shared["precision"] = state["precision"]
+        shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        shared["loops"] = fit.state_dict()
+        shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
+        if trainer.datamodule is not None:
+            shared["datamodule"] = trainer.datamodule.state_dict()
+            shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+        own = {
+            "rng": rng.capture(),
+            "metrics": fit.metrics.state_dict(),
+            "strategy": trainer.strategy.own_state(),
+        }
+    trainer.hooks.of_callbacks("on_save_checkpoint", shared)
+    module.on_save_checkpoint(shared)
+    return shared, own
+
+
+def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
+    """Save the run at ``path`` (a directory); every training rank calls it between the same two steps."""
+    with trainer.consensus():
+        shared, own = capture(trainer, weights_only)
+        return store.save(
+            path,
+            shared,
+            own,
+            meta={
+                "epoch": trainer.current_epoch,
+                "global_step": trainer.global_step,
+                "strategy": trainer.strategy_name,
+            },
+            communicator=trainer.strategy.communicator,
+            weights_only=weights_only,
+        )
+
+
+def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
+    """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
+    if spec is None:
+        return None
+    communicator = trainer.strategy.communicator
+    found: list[Any] = [None, None]
+    if communicator.rank == 0:
+        callback = trainer.checkpoint_callback
+        folder = Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir)
+        best = getattr(callback, "best_model_path", "") or None
+        try:
+            given = Path(spec)
+            if given.is_dir() and (given / "checkpoints").is_dir():  # a run's folder
+                spec, folder = "last", given / "checkpoints"
+            path = store.resolve(spec, folder, best)
+            found = [None if path is None else str(path), None]
+        except CheckpointError as error:
+            found = [None, str(error)]
+    path_text, problem = communicator.all_gather_plain(found)[0]
+    if problem is not None:
+        raise CheckpointError(problem)
+    return None if path_text is None else Path(path_text)
+
+
+def read(trainer: Trainer, path: Path) -> store.Loaded:
+    communicator = trainer.strategy.communicator
+    return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
+
+
+def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
+    """The weights only, for evaluation."""
+    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
+    module = trainer.lightning_module
+    module.on_load_checkpoint(loaded.shared)
+    _check_names(trainer, loaded)
+    trainer.strategy.load_state_dict({"module": loaded.shared["state_dict"]}, [], strict=module.strict_loading)
+
+
+def restore(trainer: Trainer, loaded: store.Loaded) -> None:
+    """Everything that training goes on from; random states are kept back until the batches begin."""
+    shared, module, fit = loaded.shared, trainer.lightning_module, trainer.fit_loop
+    assert fit is not None
+    trainer.hooks.of_callbacks("on_load_checkpoint", shared)
+    module.on_load_checkpoint(shared)
+    if "loops" not in shared:
+        raise CheckpointError(
+            "the checkpoint holds weights only, training cannot go on from it: load it with"
+            f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
+        )
+    _check_names(trainer, loaded)
+    state = {"module": shared["state_dict"], "optimizers": shared["optimizer_states"], "precision": shared["precision"]}
+    if len(state["optimizers"]) != len(fit.optimizers):
+        raise CheckpointError(
+            f"the checkpoint has {len(state['optimizers'])} optimizers, the module configures {len(fit.optimizers)}:"
+            " configure the same or load the weights only."
+        )
+    trainer.strategy.load_state_dict(state, fit.optimizers, strict=module.strict_loading)
+    for config, saved in zip(trainer.lr_scheduler_configs, shared["lr_schedulers"], strict=False):
+        config.scheduler.load_state_dict(saved)
+    fit.load_state_dict(shared["loops"])
+    for callback in trainer.callbacks:
+        if callback.state_key in shared["callbacks"]:
+            callback.load_state_dict(shared["callbacks"][callback.state_key])
+    if trainer.datamodule is not None and "datamodule" in shared:
+        trainer.datamodule.load_state_dict(shared["datamodule"])
+    if loaded.own:
+        fit.metrics.load_state_dict(loaded.own["metrics"])
+        trainer.strategy.load_own_state(loaded.own["strategy"])
+        trainer.random_state = loaded.own["rng"]
+    elif trainer.is_global_zero:
+        warnings.warn(
+            f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
+            " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
+            stacklevel=2,
+        )
+
+
+def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
+    module = trainer.lightning_module
+    if not module.strict_loading or trainer.strategy.holds_part:
+        return
+    saved, wanted = set(loaded.shared["state_dict"]), set(module.state_dict())
+    if saved != wanted:
+        missing, extra = sorted(wanted - saved), sorted(saved - wanted)
+        raise CheckpointError(
+            f"the checkpoint does not fit {type(module).__name__}: missing {missing[:5] or 'nothing'}, unknown"
+            f" {extra[:5] or 'nothing'}: build the module as it was saved, or set strict_loading = False."
+        )

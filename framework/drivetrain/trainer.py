@@ -1,0 +1,788 @@
+"""Trainer: the object a user holds. It keeps the configuration and the user-facing state and wires the parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from drivetrain import handover, registry, session, snapshot
+from drivetrain.arguments import check_arguments, resolve_devices
+from drivetrain.callback import Callback
+from drivetrain.checkpoint import rng, weights_digest
+from drivetrain.declaration import Declaration, Plan, refuse
+from drivetrain.errors import ConfigurationError, Interrupted, nearest
+from drivetrain.launch import Job, current_job
+from drivetrain.logger import Logger
+from drivetrain.metrics import Metrics
+from drivetrain.module import TrainModule
+from drivetrain.precision import Precision
+from drivetrain.session import Request
+from drivetrain.strategy import Strategy
+from drivetrain.timing import Timing
+
+if TYPE_CHECKING:
+    from drivetrain.data import DataModule
+    from drivetrain.hooks import Hooks
+    from drivetrain.loops.evaluate import EvaluateLoop
+    from drivetrain.loops.fit import FitLoop
+    from drivetrain.optimizer import SchedulerConfig, TrainOptimizer
+    from drivetrain.sharding import BatchSource, MicroBatch
+
+_UNSET: Any = object()
+
+
+class Trainer:
+    """Trains, evaluates and predicts with any strategy. Arguments carry Lightning's names and meanings.
+
+    Args:
+        accelerator: ``"auto"``, ``"cpu"`` or ``"gpu"``.
+        strategy: a registered name (``"ring"``), a dict of ``name`` and options, or a
+            :class:`~drivetrain.declaration.Declaration`.
+        devices: workers per node: a number, ``"auto"`` (all GPUs; on CPUs 1 for ``single``, else 2), -1 for all.
+        num_nodes: nodes of the job.
+        precision: ``"32-true"``, ``"64-true"``, ``"bf16-true"``, ``"bf16-mixed"``, ``"16-mixed"`` or a
+            :class:`~drivetrain.precision.Precision`.
+        logger: a logger, a list, True for TensorBoard, False for none.
+        callbacks: a callback or a list.
+        fast_dev_run: run this many batches of everything (True: 1), without logs and checkpoints.
+        max_epochs: stop after so many epochs; default 1000 unless ``max_steps`` is given; -1 for no limit.
+        max_steps: stop after so many optimizer steps; -1 for no limit.
+        max_time: stop after this time: ``"DD:HH:MM:SS"``, timedelta or its keywords as a dict.
+        limit_train_batches: number of batches or fraction of an epoch; likewise the others.
+        overfit_batches: train and validate on this number or fraction of the training batches, unshuffled.
+        val_check_interval: batches between validations, or a fraction of an epoch.
+        check_val_every_n_epoch: validate in every n-th epoch; None counts ``val_check_interval`` over epochs.
+        num_sanity_val_steps: validation batches before training.
+        log_every_n_steps: optimizer steps between writes of metrics; the ranks agree at these boundaries.
+        accumulate_grad_batches: micro-batches per optimizer step; a short last window is a step of its own, weighted
+            by its samples.
+        gradient_clip_val: bound of the gradients' norm or entries, see ``gradient_clip_algorithm``.
+        batch: ``"global"``: a loader's batch is the whole step's, each replica reads its part. ``"per_process"``:
+            each replica gets batches of that size.
+        seed: seeds everything before the module is built by a recipe, and the shuffle; None keeps torch's seed.
+        nonfinite: a loss that is not finite: ``"raise"``, ``"skip"`` the step, or ``"warn"``.
+        return_weights: whether a call that starts workers brings the trained weights back into the caller's module.
+        backend: ``"gloo"`` or ``"nccl"``; by the accelerator otherwise.
+        node_rank, master_addr, master_port, start_timeout: several nodes without torchrun.
+        timeout: seconds that a collective may take.
+
+    Raises:
+        ConfigurationError: an argument or a combination that cannot run.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str = "auto",
+        strategy: str | Mapping[str, Any] | Declaration = "auto",
+        devices: int | str | list[int] = "auto",
+        num_nodes: int = 1,
+        precision: str | int | Precision | None = None,
+        logger: Logger | list[Logger] | bool | None = None,
+        callbacks: Callback | list[Callback] | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        deterministic: bool | str | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        default_root_dir: str | Path | None = None,
+        batch: str = "global",
+        seed: int | None = None,
+        nonfinite: str = "raise",
+        loss_scale: float | str | None = None,
+        return_weights: bool = True,
+        backend: str | None = None,
+        node_rank: int = 0,
+        master_addr: str = "127.0.0.1",
+        master_port: int = 0,
+        start_timeout: float = 60.0,
+        timeout: float = 300.0,
+    ) -> None:
+        given = dict(locals())
+        check_arguments(given)
+        if barebones:
+            logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
+            num_sanity_val_steps = 0
+        fast = int(fast_dev_run)
+        if fast:
+            max_epochs, max_steps, num_sanity_val_steps, val_check_interval = 1, fast, 0, 1.0
+            limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = fast
+            logger, enable_checkpointing, check_val_every_n_epoch = False, False, 1
+        self.fast_dev_run = fast
+        self.barebones = barebones
+        self.max_steps = max_steps
+        self.min_steps = min_steps
+        self.min_epochs = min_epochs
+        self.max_epochs = max_epochs if max_epochs is not None else (-1 if max_steps != -1 or max_time else 1000)
+        self.max_time = max_time
+        self.limits = {
+            "train": overfit_batches or limit_train_batches,
+            "val": overfit_batches or limit_val_batches,
+            "test": limit_test_batches,
+            "predict": limit_predict_batches,
+        }
+        self.overfit_batches = overfit_batches
+        self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
+        self.check_val_every_n_epoch = check_val_every_n_epoch
+        self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
+        self.enable_progress_bar = enable_progress_bar is not False
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.gradient_clip_val = gradient_clip_val
+        self.gradient_clip_algorithm = gradient_clip_algorithm
+        self.deterministic = deterministic
+        self.benchmark = benchmark
+        self.inference_mode = inference_mode
+        self.use_distributed_sampler = use_distributed_sampler
+        self.detect_anomaly = detect_anomaly
+        self.default_root_dir = Path(default_root_dir or Path.cwd())
+        self.batch = batch
+        self.seed = seed
+        self.nonfinite = nonfinite
+        self.return_weights = return_weights
+        self.num_nodes = num_nodes
+        self.node_rank = node_rank
+        self.master_addr = master_addr
+        self.master_port = master_port
+        self.start_timeout = start_timeout
+        self.timeout = timeout
+        self.job: Job | None = None
+        self._place(accelerator, strategy, devices, backend)
+        self.precision_plugin = _precision(precision, loss_scale)
+        refuse(self.plan(), self.declaration)
+        self.strategy: Strategy = self.declaration.build(self._options)
+        self.strategy.precision = self.precision_plugin
+        self._own_callbacks = _callbacks(self, callbacks, enable_checkpointing, enable_model_summary)
+        self.callbacks: list[Callback] = []
+        self.use_callbacks([])
+        self.loggers = _loggers(self, logger)
+        self._fresh_state()
+
+    def _place(self, accelerator: str, strategy: Any, devices: Any, backend: str | None) -> None:
+        """Decide on accelerator, number of workers and strategy."""
+        gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()  # through NVML: CUDA stays untouched
+        if accelerator in ("gpu", "cuda") and gpus == 0:
+            raise ConfigurationError(f"accelerator={accelerator}: there is no GPU here, use accelerator=cpu.")
+        self.accelerator_name = "cuda" if gpus else "cpu"
+        self.backend = backend or ("nccl" if gpus else "gloo")
+        joined = current_job()
+        options: dict[str, Any] = {}
+        if isinstance(strategy, Declaration):
+            self.declaration = strategy
+        else:
+            if isinstance(strategy, Mapping):
+                options = {k: v for k, v in strategy.items() if k != "name"}
+                strategy = strategy.get("name", "auto")
+            if strategy == "auto":
+                many = joined.world_size > 1 if joined else gpus > 1 or devices not in ("auto", 1, "1", None)
+                strategy = "ddp" if many else "single"
+            found = registry.load("strategies", strategy)
+            self.declaration = found if isinstance(found, Declaration) else found.declaration
+        self.strategy_name = self.declaration.name
+        self._options = _options(self.declaration, options)
+        lone = self.declaration.support.max_world_size == 1
+        default = 1 if lone else (gpus or 2)
+        if joined is not None:
+            self.job = joined
+            count = resolve_devices(devices, gpus, self.accelerator_name, joined.local_world_size)
+            if count != joined.local_world_size:
+                raise ConfigurationError(
+                    f"devices={devices}: the job that was started has {joined.local_world_size} workers on this node:"
+                    " leave devices out or start that many."
+                )
+            self.num_devices, self.world_size, self.num_nodes = count, joined.world_size, joined.num_nodes
+        else:
+            self.num_devices = resolve_devices(devices, gpus, self.accelerator_name, default)
+            self.world_size = self.num_devices * self.num_nodes
+
+    def plan(
+        self,
+        stages: tuple[str, ...] = (),
+        automatic: bool | None = None,
+        optimizers: int | None = None,
+        closures: bool | None = None,
+    ) -> Plan:
+        """What is asked of the strategy, for :func:`drivetrain.declaration.refuse`."""
+        return Plan(
+            strategy=self.strategy_name,
+            options=self._options,
+            world_size=self.world_size,
+            num_nodes=self.num_nodes,
+            accelerator=self.accelerator_name,
+            backend=self.backend,
+            precision=self.precision_plugin.name,
+            accumulation=self.accumulate_grad_batches,
+            clip_value=self.gradient_clip_val or None,
+            clip_algorithm=self.gradient_clip_algorithm or "norm",
+            batch=self.batch,
+            automatic_optimization=automatic,
+            optimizers=optimizers,
+            closures=closures,
+            stages=stages,
+        )
+
+    def _fresh_state(self) -> None:
+        self.status = "idle"
+        self.stage: str | None = None
+        self.training = self.evaluating = self.sanity_checking = False
+        self.fitted = False
+        self.should_stop = False
+        self.stop_wish: str | None = None
+        self.hooks: Hooks = None  # type: ignore[assignment]  # set when a module is attached
+        self.metrics: Metrics = None  # type: ignore[assignment]
+        self.lightning_module: TrainModule = None  # type: ignore[assignment]
+        self.datamodule: DataModule | None = None
+        self.request: Request | None = None
+        self.fit_loop: FitLoop = None  # type: ignore[assignment]
+        self.train_source: BatchSource | None = None
+        self.validation: EvaluateLoop | None = None
+        self.evaluation: EvaluateLoop | None = None
+        self.val_check_batch: int | float = float("inf")
+        self.lr_scheduler_configs: list[SchedulerConfig] = []
+        self.timing = Timing()
+        self.loss_curve: list[tuple[int, float]] = []
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.logged_metrics: dict[str, torch.Tensor] = {}
+        self.progress_bar_metrics: dict[str, float] = {}
+        self.random_state: dict[str, Any] | None = None
+        self.data_seed = 0
+        self.ckpt_path: str | None = None
+        self._adopted: dict[str, Any] = {}
+        self._modes: dict[str, bool] = {}
+        self._consensus = 0
+        self._plain_transfer = False
+        self._transfer: Any = None
+
+    # -- what a user calls --------------------------------------------------------------------------------------
+    def fit(
+        self,
+        model: TrainModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train. Starts workers where the strategy needs them and none are there; afterwards the caller's module holds
+        the trained weights, and this object the counters and metrics.
+
+        Args:
+            train_dataloaders: a loader, or a data module in its place.
+            ckpt_path: go on from ``"last"``, ``"best"``, ``"auto"`` (the newest, or from the start) or a path.
+        """
+        train, datamodule = _data(train_dataloaders, datamodule)
+        self._run(Request("fit", model, {"train": train, "val": val_dataloaders}, datamodule, ckpt_path))
+
+    def validate(
+        self,
+        model: TrainModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: DataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Validate; one dict of metrics per loader."""
+        return self._evaluate("validate", "val", model, dataloaders, ckpt_path, verbose, datamodule)
+
+    def test(
+        self,
+        model: TrainModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: DataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Test; one dict of metrics per loader. Without ``model`` the best checkpoint of the last fit is tested."""
+        return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule)
+
+    def predict(
+        self,
+        model: TrainModule | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Any] | None:
+        """Predict; the predictions in the order of the data (batch by batch, each in parts where ranks shared it),
+        a list of lists where there are several loaders. Each sample is predicted once."""
+        loader, datamodule = _data(dataloaders, datamodule)
+        model, ckpt_path = self._known(model, ckpt_path)
+        parts = self._run(Request("predict", model, {"predict": loader}, datamodule or self.datamodule, ckpt_path))
+        if return_predictions is False or parts is None:
+            return None
+        merged = [[item for _, _, item in sorted(loader, key=lambda part: part[:2])] for loader in parts]
+        return merged[0] if len(merged) == 1 else merged
+
+    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
+        if self.lightning_module is None:
+            raise ConfigurationError("save_checkpoint needs a module: call fit first.")
+        clock = perf_counter()
+        snapshot.write(self, filepath, bool(weights_only))
+        self.timing.add("checkpoint", clock)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the first worker only, above the progress bar."""
+        if self.is_global_zero:
+            bar = self.progress_bar_callback
+            (bar.print if bar is not None and hasattr(bar, "print") else print)(*args, **kwargs)
+
+    def request_stop(self, reason: str | None = None) -> None:
+        """Ask for a stop from one rank; all stop together at the next boundary."""
+        self.stop_wish = reason or self.stop_wish
+        if reason != "max_time":
+            self.should_stop = True
+
+    def close(self) -> None:
+        """Leave the job: process groups and threads end. Called for you where workers were started for you."""
+        self.disconnect(None)
+
+    # -- running ------------------------------------------------------------------------------------------------
+    def _evaluate(
+        self, stage: str, which: str, model: Any, loaders: Any, ckpt_path: Any, verbose: bool, datamodule: Any
+    ) -> list[dict[str, float]]:
+        loader, datamodule = _data(loaders, datamodule)
+        model, ckpt_path = self._known(model, ckpt_path)
+        return self._run(Request(stage, model, {which: loader}, datamodule or self.datamodule, ckpt_path, verbose))
+
+    def _known(self, model: TrainModule | None, ckpt_path: Any) -> tuple[TrainModule, Any]:
+        if model is not None:
+            return model, ckpt_path
+        if self.lightning_module is None:
+            raise ConfigurationError("there is no module: pass one, or call fit before.")
+        if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", ""):
+            ckpt_path = "best"
+        return self.lightning_module, ckpt_path
+
+    def _run(self, request: Request) -> Any:
+        session.check(self, request)
+        if request.stage == "fit":
+            self.should_stop, self.stop_wish = False, None
+            self.loss_curve, self.timing = [], Timing()
+            self._adopted = {}
+        if self.job is None and self.world_size > 1:
+            return handover.in_workers(self, request)
+        alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout)
+        result = session.run(self, request, self.job or alone)
+        if request.stage == "predict":
+            return handover.gather_predictions(self.strategy.communicator, result)
+        return result
+
+    def connect(self, job: Job) -> None:
+        """Join ``job``; does nothing when that is done."""
+        if self._connected:
+            return
+        self.job = job if job.origin != "inline" else None
+        self.strategy.connect(job)
+        self._connected = True
+        # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
+        mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
+        self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
+
+    _connected = False
+
+    def disconnect(self, error: BaseException | None) -> None:
+        if self._connected:
+            self._connected = False
+            self.strategy.close(error)
+
+    def use_callbacks(self, more: list[Callback]) -> None:
+        """The trainer's callbacks and the module's; a module's replaces one of the same type. Checkpointing ones last."""
+        kinds = {type(callback) for callback in more}
+        kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
+        found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
+        self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
+        keys = [callback.state_key for callback in self.callbacks]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")
+
+    def new_metrics(self) -> Metrics:
+        strategy = self.strategy
+        device = strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
+        return Metrics(
+            strategy.gather, strategy.communicator.all_gather_plain, device, lambda: self.hooks.current
+        )
+
+    def choose_transfer(self) -> None:
+        """Find out who moves batches to the device, and whether anything has to be done at all."""
+        from drivetrain.data_hooks import DataHooks
+
+        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+        hooks = []
+        for name in names:
+            owner: Any = self.lightning_module
+            if self.datamodule is not None and getattr(type(self.datamodule), name) is not getattr(DataHooks, name):
+                owner = self.datamodule
+            hooks.append((getattr(owner, name), getattr(type(owner), name) is getattr(DataHooks, name)))
+        plain = all(default for _, default in hooks)
+        unconverted = type(self.precision_plugin).convert_input is Precision.convert_input
+        self._plain_transfer = plain and unconverted and self.strategy.device.type == "cpu"
+        self._transfer = [hook for hook, _ in hooks]
+        self._default_transfer = plain
+
+    def to_device(self, micro: MicroBatch) -> Any:
+        """The batch in the precision's format on the device."""
+        if self._plain_transfer:
+            return micro.batch
+        batch = self.precision_plugin.convert_input(micro.batch)
+        device = self.strategy.device
+        if self._default_transfer and device.type == "cpu":
+            return batch
+        before, transfer, after = self._transfer
+        batch = before(batch, micro.loader)
+        return after(transfer(batch, device, micro.loader), micro.loader)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The strategy's consensus; within another it is there already."""
+        self._consensus += 1
+        try:
+            if self._consensus > 1:
+                yield
+            else:
+                with self.strategy.consensus():
+                    yield
+        finally:
+            self._consensus -= 1
+
+    def remember_modes(self) -> None:
+        self._modes = {name: child.training for name, child in self.lightning_module.named_modules()}
+
+    def restore_modes(self) -> None:
+        """Every sub-module back in the mode (train or eval) it had before the evaluation."""
+        for name, child in self.lightning_module.named_modules():
+            child.training = self._modes.get(name, child.training)
+
+    def restore_random_state(self) -> None:
+        """Set the random generators of a resumed run, once."""
+        state, self.random_state = self.random_state, None
+        if state is not None:
+            rng.restore(state)
+
+    @contextmanager
+    def random_state_kept(self) -> Iterator[None]:
+        state = rng.capture()
+        yield
+        rng.restore(state)
+
+    def validate_within_fit(self) -> None:
+        assert self.validation is not None
+        self.training, self.evaluating = False, True
+        self.validation.run()
+        self.training, self.evaluating = True, False
+        torch.set_grad_enabled(True)
+
+    def interrupt(self, signum: int) -> NoReturn:
+        """Save where training stands, between two steps and on all ranks, and leave."""
+        saver = next((c for c in self.callbacks if c.saves_checkpoints and hasattr(c, "save_now")), None)
+        if saver is not None and self.global_step > 0:
+            saver.save_now(self)
+        raise Interrupted(signum)
+
+    # -- metrics ------------------------------------------------------------------------------------------------
+    def publish(self, metrics: Metrics, values: dict[str, float], step: int) -> None:
+        """Make global ``values`` known to callbacks, progress bar and loggers."""
+        if not values:
+            return
+        plain, on_bar = metrics.plain_names(), metrics.is_wanted("prog_bar")
+        for name, value in values.items():
+            tensor = torch.tensor(value, dtype=torch.float64)
+            self.callback_metrics[name] = tensor
+            self.callback_metrics[plain.get(name, name)] = tensor
+            if on_bar(name):
+                self.progress_bar_metrics[name] = value
+        if not self.sanity_checking:
+            self.write_metrics(metrics, values, step)
+
+    def write_metrics(self, metrics: Metrics, values: dict[str, float], step: int) -> None:
+        wanted = metrics.is_wanted("logger")
+        scalars = {name: value for name, value in values.items() if wanted(name)}
+        if not scalars:
+            return
+        self.logged_metrics.update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
+        if self.is_global_zero:
+            for logger in self.loggers:
+                logger.log_metrics({**scalars, "epoch": float(self.current_epoch)}, step=max(0, step))
+
+    def forget_metrics(self) -> None:
+        self.callback_metrics, self.logged_metrics, self.progress_bar_metrics = {}, {}, {}
+
+    # -- state that others read ---------------------------------------------------------------------------------
+    @property
+    def model(self) -> TrainModule | None:
+        return self.lightning_module
+
+    @property
+    def current_epoch(self) -> int:
+        fit = self.fit_loop
+        return self._adopted.get("current_epoch", 0) if fit is None else fit.epoch + fit.cut
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done; several optimizers stepped on one batch count once."""
+        return self._adopted.get("global_step", 0) if self.fit_loop is None else self.fit_loop.global_step
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return [] if self.fit_loop is None else self.fit_loop.optimizers
+
+    @property
+    def wrapped_optimizers(self) -> list[TrainOptimizer]:
+        return [] if self.fit_loop is None else self.fit_loop.wrapped
+
+    @property
+    def global_rank(self) -> int:
+        return 0 if self.job is None else self.job.rank
+
+    @property
+    def local_rank(self) -> int:
+        return 0 if self.job is None else self.job.local_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.global_rank == 0
+
+    @property
+    def communicator(self) -> Any:
+        return self.strategy.communicator
+
+    @property
+    def precision(self) -> str:
+        return self.precision_plugin.name
+
+    @property
+    def logger(self) -> Logger | None:
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def log_dir(self) -> Path | None:
+        return self.loggers[0].log_dir if self.loggers else self.default_root_dir
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return (self.log_dir or self.default_root_dir) / "checkpoints"
+
+    @property
+    def checkpoint_callbacks(self) -> list[Callback]:
+        return [callback for callback in self.callbacks if callback.saves_checkpoints]
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        found = self.checkpoint_callbacks
+        return found[0] if found else None
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        return next((c for c in self.callbacks if hasattr(c, "patience") and hasattr(c, "stopped_epoch")), None)
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        return next((c for c in self.callbacks if hasattr(c, "print")), None)
+
+    @property
+    def validating(self) -> bool:
+        return self.evaluating and self.stage in ("fit", "validate") and not self.sanity_checking
+
+    @property
+    def testing(self) -> bool:
+        return self.evaluating and self.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        return self.evaluating and self.stage == "predict"
+
+    @property
+    def interrupted(self) -> bool:
+        return self.status == "interrupted"
+
+    @property
+    def is_last_batch(self) -> bool:
+        return self.fit_loop is not None and self.fit_loop.is_last_batch
+
+    @property
+    def last_batch_size(self) -> int:
+        return 0 if self.fit_loop is None else self.fit_loop.last_batch_size
+
+    @property
+    def agreed_seconds(self) -> float:
+        return 0.0 if self.fit_loop is None else self.fit_loop.boundary.agreed_seconds
+
+    @property
+    def has_validation(self) -> bool:
+        return self.validation is not None
+
+    @property
+    def num_training_batches(self) -> int | float:
+        return 0 if self.train_source is None else self.train_source.length
+
+    @property
+    def num_val_batches(self) -> list[int | float]:
+        return [] if self.validation is None else [source.length for source in self.validation.sources]
+
+    @property
+    def num_test_batches(self) -> list[int | float]:
+        return [] if self.evaluation is None else [source.length for source in self.evaluation.sources]
+
+    @property
+    def num_sanity_val_batches(self) -> list[int | float]:
+        steps = self.num_sanity_val_steps
+        return [length if steps == -1 else min(steps, length) for length in self.num_val_batches]
+
+    @property
+    def estimated_stepping_batches(self) -> int | float:
+        """Optimizer steps that ``fit`` will make; a schedule laid out for so many ends with training."""
+        if self.max_epochs == -1:
+            return float("inf") if self.max_steps == -1 else self.max_steps
+        per_epoch = self.num_training_batches
+        if per_epoch == float("inf"):
+            return self.max_steps if self.max_steps != -1 else per_epoch
+        steps = -(-int(per_epoch) // self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        return steps if self.max_steps == -1 else min(steps, self.max_steps)
+
+    def run_summary(self) -> dict[str, Any]:
+        """What the run record holds of this run (plain data); all ranks hold the same, communication apart."""
+        statistics = self.strategy.communicator.statistics
+        sent = self.strategy.traffic()
+        callback = self.checkpoint_callback
+        return {
+            "strategy": self.strategy_name,
+            "world_size": self.world_size,
+            "devices": self.num_devices,
+            "num_nodes": self.num_nodes,
+            "seed": self.data_seed,
+            "epochs": self.current_epoch,
+            "global_step": self.global_step,
+            "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
+            "loss_curve": [list(point) for point in self.loss_curve],
+            "weights_digest": weights_digest(self.lightning_module.state_dict()),
+            "throughput": {
+                "samples_per_second": self.timing.samples / self.timing.total if self.timing.total > 0 else 0.0
+            },
+            "seconds": self.timing.summary(),
+            "communication": {
+                "bytes_sent": statistics.bytes_sent + sent.get("bytes_sent", 0),
+                "bytes_dense": statistics.bytes_sent + sent.get("bytes_dense", 0),
+                "messages": statistics.messages + sent.get("messages", 0),
+            },
+            "checkpoints": {
+                "best": getattr(callback, "best_model_path", "") or None,
+                "last": getattr(callback, "last_model_path", "") or None,
+            },
+            "versions": {"drivetrain": version("drivetrain"), "torch": torch.__version__},
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For workers that are not forked: the configuration travels, what belongs to a run in this process does not."""
+        fresh = dict(self.__dict__)
+        for name in ("hooks", "metrics", "fit_loop", "train_source", "validation", "evaluation", "request", "_transfer"):
+            fresh[name] = None
+        fresh["lr_scheduler_configs"] = []
+        return fresh
+
+
+# -- building parts from arguments ------------------------------------------------------------------------------
+def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+    """Loaders and data module; a data module may stand in the loaders' place."""
+    from drivetrain.data import DataModule
+
+    if isinstance(loaders, DataModule):
+        return None, loaders
+    return loaders, datamodule
+
+
+def _options(declaration: Declaration, options: Mapping[str, Any]) -> Any:
+    known = getattr(declaration.options, "__dataclass_fields__", {})
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"strategy={declaration.name} has no option {name!r}: {nearest(name, known)}")
+    return declaration.options(**options)
+
+
+_PRECISION_ALIASES = {
+    "32": "32-true",
+    "64": "64-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "None": "32-true",
+}
+
+
+def _precision(precision: Any, loss_scale: Any) -> Precision:
+    if isinstance(precision, Precision):
+        return precision
+    name = _PRECISION_ALIASES.get(str(precision), str(precision))
+    return registry.load("precisions", name)(name, loss_scale)
+
+
+def _callbacks(
+    trainer: Trainer, given: Callback | list[Callback] | None, checkpointing: bool | None, summary: bool | None
+) -> list[Callback]:
+    """The user's callbacks and the default ones that he did not replace."""
+    if given is None:
+        given = []
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for callback in found:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(f"callbacks: {type(callback).__name__} is no Callback, derive it from one.")
+    saves = any(callback.saves_checkpoints for callback in found)
+    if checkpointing is False and saves and not trainer.fast_dev_run:
+        raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")
+    wanted: list[tuple[bool, str, dict[str, Any]]] = [
+        (trainer.enable_progress_bar and not any(hasattr(c, "print") for c in found), "progress_bar", {}),
+        (summary is not False, "model_summary", {}),
+        (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
+        (checkpointing is not False and not saves, "model_checkpoint", {}),
+    ]
+    for use, name, options in wanted:
+        if use:
+            kind = registry.load("callbacks", name)
+            if not any(isinstance(callback, kind) for callback in found):
+                found.append(kind(**options))
+    return found
+
+
+def _loggers(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> list[Logger]:
+    if given is False:
+        return []
+    if given is None or given is True:
+        return [registry.load("loggers", "tensorboard")(save_dir=os.fspath(trainer.default_root_dir))]
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for logger in found:
+        if not isinstance(logger, Logger):
+            raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")
+    return found

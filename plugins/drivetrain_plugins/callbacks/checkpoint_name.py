@@ -1,0 +1,44 @@
+"""File names of checkpoints from a template: ``"{epoch}-{val/loss:.2f}"`` is ``epoch=2-val_loss=0.32``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from drivetrain.errors import ConfigurationError
+
+JOIN, EQUALS, EXTENSION = "-", "=", ".ckpt"
+_FIELD = re.compile(r"\{([^{}:]*)(:[^{}]*)?\}")
+
+
+def format_name(
+    template: str | None, values: Mapping[str, torch.Tensor | float], prefix: str = "", insert_names: bool = True
+) -> str:
+    """``template`` with its fields filled in, without the extension.
+
+    A field is a metric's name and, after a colon, a format; its value is 0 where the metric is not known. ``epoch``
+    and ``step`` are whole numbers. With ``insert_names`` each value stands behind ``name=``, where a ``/`` of the
+    name becomes ``_`` so that a metric does not make folders.
+
+    Raises:
+        ConfigurationError: a format that does not fit a number.
+    """
+    if not template:
+        template = "{epoch}" + JOIN + "{step}"
+
+    def fill(match: re.Match[str]) -> str:
+        name, spec = match.group(1), (match.group(2) or ":")[1:]
+        value = float(values.get(name, 0.0))
+        number = int(value) if name in ("epoch", "step") else value
+        try:
+            text = format(number, spec)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"ModelCheckpoint(filename={template!r}): {match.group(0)} is not a format for a number ({error})."
+            ) from error
+        return f"{name.replace('/', '_')}{EQUALS}{text}" if insert_names else text
+
+    name = _FIELD.sub(fill, template)
+    return f"{prefix}{JOIN}{name}" if prefix else name

@@ -1,0 +1,117 @@
+"""LearningRateMonitor: log the learning rate of every optimizer and parameter group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+    from drivetrain.trainer import Trainer
+
+
+class LearningRateMonitor(Callback):
+    """Keys are Lightning's: ``lr-Adam``, ``lr-Adam-1`` for a second Adam, ``lr-Adam/pg1`` where an optimizer has
+    several groups (or ``lr-Adam/NAME`` of a group with a name), ``-momentum`` and ``-weight_decay`` after it. A name
+    given to a scheduler stands in place of ``lr-Adam``.
+
+    The rate logged for step k is the one that step k uses. Values go to the loggers (first worker) and into
+    ``callback_metrics`` (every worker: they are the same).
+
+    Args:
+        logging_interval: ``"step"`` (every ``log_every_n_steps``), ``"epoch"``, or None for each scheduler's own.
+        log_momentum: log momentum, or the first beta, too.
+        log_weight_decay: log weight decay too.
+
+    Raises:
+        ConfigurationError: another interval.
+    """
+
+    def __init__(
+        self, logging_interval: str | None = None, log_momentum: bool = False, log_weight_decay: bool = False
+    ) -> None:
+        if logging_interval not in (None, "step", "epoch"):
+            raise ConfigurationError(
+                f"LearningRateMonitor(logging_interval={logging_interval!r}) is none: use 'step', 'epoch' or null."
+            )
+        self.logging_interval = logging_interval
+        self.log_momentum = log_momentum
+        self.log_weight_decay = log_weight_decay
+        self.lrs: dict[str, list[float]] = {}
+        self._names: list[tuple[str, Optimizer, str]] = []  # name, optimizer, interval
+        self._logged_step = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._logged_step = -1
+        self._names = named_optimizers(trainer)
+        self.lrs = {
+            key: []
+            for name, optimizer, _ in self._names
+            for key in (_group_name(name, optimizer, index) for index in range(len(optimizer.param_groups)))
+        }
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
+        if self.logging_interval == "epoch":
+            return
+        step = trainer.global_step + 1
+        if step % trainer.log_every_n_steps == 0 and step != self._logged_step:
+            self._logged_step = step
+            self._log(trainer, "step", step)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if self.logging_interval != "step":
+            self._log(trainer, "epoch", trainer.global_step)
+
+    def _log(self, trainer: Trainer, interval: str, step: int) -> None:
+        found: dict[str, float] = {}
+        for name, optimizer, its_interval in self._names:
+            if self.logging_interval is not None or its_interval == interval:
+                found.update(self._read(name, optimizer))
+        if not found:
+            return
+        trainer.callback_metrics.update({key: torch.tensor(value) for key, value in found.items()})
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_metrics(found, step=step)
+
+    def _read(self, name: str, optimizer: Optimizer) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for index, group in enumerate(optimizer.param_groups):
+            key = _group_name(name, optimizer, index)
+            found[key] = float(group["lr"])
+            self.lrs[key].append(found[key])
+            if self.log_momentum:
+                momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
+                found[f"{key}-momentum"] = float(momentum)
+            if self.log_weight_decay:
+                found[f"{key}-weight_decay"] = float(group.get("weight_decay", 0.0))
+        return found
+
+
+def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
+    """``(name, optimizer, interval)`` of every optimizer; the interval is its first scheduler's, else ``"step"``."""
+    schedulers: dict[int, Any] = {}
+    for config in trainer.lr_scheduler_configs:
+        schedulers.setdefault(id(config.scheduler.optimizer), config)
+    named, seen = [], Counter[str]()
+    for wrapper in trainer.optimizers:
+        optimizer = getattr(wrapper, "optimizer", wrapper)  # loops may hand out a wrapper for manual optimisation
+        config = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
+        base = (config.name if config is not None else None) or f"lr-{type(optimizer).__name__}"
+        name = f"{base}-{seen[base]}" if seen[base] else base
+        seen[base] += 1
+        named.append((name, optimizer, "step" if config is None else config.interval))
+    return named
+
+
+def _group_name(name: str, optimizer: Optimizer, index: int) -> str:
+    groups = optimizer.param_groups
+    if len(groups) == 1 and "name" not in groups[0]:
+        return name
+    return f"{name}/{groups[index].get('name', f'pg{index + 1}')}"

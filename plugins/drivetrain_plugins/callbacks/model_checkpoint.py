@@ -1,0 +1,367 @@
+"""ModelCheckpoint: when to save, under which name, and which of the saved ones to keep."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from drivetrain.callback import Callback
+from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain_plugins.callbacks.checkpoint_name import EXTENSION, format_name
+from drivetrain_plugins.callbacks.monitor import check_mode, has_validation, missing, worst
+from drivetrain_plugins.callbacks.retention import Kept, Retention, worst_of
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+    from drivetrain.trainer import Trainer
+
+log = logging.getLogger(__name__)
+LAST = f"last{EXTENSION}"
+
+
+class ModelCheckpoint(Callback):
+    """Arguments and meanings are those of Lightning's ModelCheckpoint, with these differences.
+
+    - Where there is validation it saves at its end, else at the end of the training epoch. A ``monitor`` that is
+      only logged later in the epoch than that moves the save to the epoch's end.
+    - ``save_last``: ``last.ckpt`` is always a relative link to a complete checkpoint. ``True`` saves at every
+      trigger, also what is not among the top k; ``"link"`` only follows the top k (and is ``True`` for
+      ``save_top_k=0``).
+    - A checkpoint beyond the top k is deleted only when the one that replaces it is complete. What a kill left over
+      is deleted after resuming.
+
+    All ranks decide alike without communication: metrics, steps and the clock are agreed before they come here.
+
+    Args:
+        dirpath: folder; default ``<log_dir or default_root_dir>/checkpoints``.
+        filename: template, see :func:`format_name`; default ``epoch=0-step=63``.
+        monitor: metric that ranks the checkpoints; None keeps the newest.
+        verbose: report each save.
+        save_last: see above.
+        save_top_k: how many to keep; -1 for all, 0 for none.
+        save_weights_only: leave out what only resuming needs.
+        mode: ``"min"`` or ``"max"``. NaN is the worst in both.
+        auto_insert_metric_name: put ``name=`` before the values in the file name.
+        every_n_train_steps, train_time_interval, every_n_epochs: at most one of them; default every epoch.
+        save_on_train_epoch_end: force the end of the training epoch (True) or of validation (False).
+        enable_version_counter: append ``-v1``, ``-v2``, ... where the name is taken, else write over it.
+
+    Raises:
+        ConfigurationError: arguments that exclude each other; in ``setup``, a folder that cannot be written.
+        TrainingError: the monitor was not logged by the end of the epoch.
+    """
+
+    saves_checkpoints = True
+    monitors = True
+
+    def __init__(
+        self,
+        dirpath: str | os.PathLike[str] | None = None,
+        filename: str | None = None,
+        monitor: str | None = None,
+        verbose: bool = False,
+        save_last: bool | Literal["link"] | None = None,
+        save_top_k: int = 1,
+        save_weights_only: bool = False,
+        mode: str = "min",
+        auto_insert_metric_name: bool = True,
+        every_n_train_steps: int | None = None,
+        train_time_interval: timedelta | None = None,
+        every_n_epochs: int | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        enable_version_counter: bool = True,
+    ) -> None:
+        self.dirpath = None if dirpath is None else str(Path(dirpath).expanduser().absolute())
+        self.filename = filename
+        self.monitor = monitor
+        self.verbose = verbose
+        self.save_last = save_last
+        self.save_top_k = save_top_k
+        self.save_weights_only = save_weights_only
+        self.mode = mode
+        self.auto_insert_metric_name = auto_insert_metric_name
+        self.enable_version_counter = enable_version_counter
+        self._on_train_epoch_end = save_on_train_epoch_end
+        self._seconds = None if train_time_interval is None else train_time_interval.total_seconds()
+        triggers = (every_n_train_steps, train_time_interval, every_n_epochs)
+        by_epoch = every_n_train_steps in (None, 0) and train_time_interval is None
+        self.every_n_train_steps = every_n_train_steps or 0
+        self.every_n_epochs = every_n_epochs if every_n_epochs is not None else int(by_epoch)
+        self._check(triggers)
+        self._retention = Retention(save_top_k, mode, ranked=monitor is not None)
+        self._kept = Kept()
+        self._fitting = False
+        self._names: set[str] = set()  # file names in the folder, the same on every rank
+        self._elsewhere = ""  # best checkpoint of a resumed run that lies in another folder
+        self._saved_at = 0  # global step of the last save
+        self._seconds_at = 0.0
+        self._warned = False
+
+    def _check(self, triggers: tuple[Any, ...]) -> None:
+        def need(condition: bool, what: str) -> None:
+            if not condition:
+                raise ConfigurationError(f"ModelCheckpoint({what}.")
+
+        check_mode("ModelCheckpoint", self.mode)
+        need(self.save_top_k >= -1, f"save_top_k={self.save_top_k}): use -1 for all, 0 for none or a number")
+        need(self.every_n_train_steps >= 0, f"every_n_train_steps={self.every_n_train_steps}): use 0 or more")
+        need(self.every_n_epochs >= 0, f"every_n_epochs={self.every_n_epochs}): use 0 or more")
+        need(self._seconds is None or self._seconds > 0, "train_time_interval): use a positive duration")
+        need(
+            sum(bool(trigger) for trigger in triggers) <= 1,
+            "): every_n_train_steps, train_time_interval and every_n_epochs exclude each other; give one, and use a"
+            " second ModelCheckpoint for another",
+        )
+        need(self.save_last in (None, True, False, "link"), f"save_last={self.save_last!r}): use True, False or 'link'")
+        need(
+            self.monitor is not None or self.save_top_k in (-1, 0, 1),
+            f"save_top_k={self.save_top_k}) needs a monitor to rank the checkpoints; without one use -1, 0 or 1",
+        )
+        need(
+            not (self.save_last and self.filename and "/" in _without_fields(self.filename)),
+            f"filename={self.filename!r}) has folders, so last.ckpt cannot point at it: leave save_last out or put the"
+            " folder into dirpath",
+        )
+
+    # -- what users read ----------------------------------------------------------------------------------------
+    @property
+    def state_key(self) -> str:
+        key = {
+            "monitor": self.monitor,
+            "mode": self.mode,
+            "every_n_train_steps": self.every_n_train_steps,
+            "every_n_epochs": self.every_n_epochs,
+            "train_time_interval": self._seconds,
+        }
+        return f"{type(self).__qualname__}{key}"
+
+    @property
+    def best_model_path(self) -> str:
+        """Path of the best checkpoint (the newest without a monitor), or ``""``."""
+        return self._path(self._kept.best) or self._elsewhere
+
+    @property
+    def best_model_score(self) -> torch.Tensor | None:
+        return None if self._kept.score is None else torch.tensor(self._kept.score)
+
+    @property
+    def last_model_path(self) -> str:
+        """Path of ``last.ckpt``, or ``""``."""
+        return self._path(LAST) if self._kept.newest and self.save_last else ""
+
+    @property
+    def best_k_models(self) -> dict[str, torch.Tensor]:
+        """Path to score of the checkpoints that are kept."""
+        return {self._path(name): torch.tensor(score) for name, score in self._kept.scores.items()}
+
+    @property
+    def kth_best_model_path(self) -> str:
+        """Path of the worst one kept, or ``""``."""
+        return self._path(worst_of(self._kept.scores, self.mode)) if self._kept.scores else ""
+
+    @property
+    def kth_value(self) -> torch.Tensor:
+        """Score of the worst one kept."""
+        return torch.tensor(self._kept.scores[worst_of(self._kept.scores, self.mode)])
+
+    @property
+    def current_score(self) -> torch.Tensor | None:
+        return None if self._kept.current is None else torch.tensor(self._kept.current)
+
+    def format_checkpoint_name(
+        self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
+    ) -> str:
+        """Path that a checkpoint with these ``metrics`` (``epoch`` and ``step`` among them) would get."""
+        name = format_name(filename or self.filename, metrics, insert_names=self.auto_insert_metric_name)
+        return self._path(f"{name}{EXTENSION}" if ver is None else f"{name}-v{ver}{EXTENSION}")
+
+    def _path(self, name: str) -> str:
+        return name and str(Path(self.dirpath or "") / name)
+
+    # -- when ---------------------------------------------------------------------------------------------------
+    def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
+        self._fitting = False
+        if stage != "fit":
+            return
+        root = self.dirpath or str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
+        found: list[Any] = [root, [], None]
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            found = _look(root)
+        if trainer.world_size > 1:  # the first rank says which folder it is and what lies there
+            found = trainer.communicator.all_gather_plain(found)[0]
+        self.dirpath, names, problem = found
+        self._names = set(names)
+        if problem is not None:
+            raise ConfigurationError(
+                f"checkpoints cannot be written to {self.dirpath} ({problem}): choose another dirpath or make it"
+                " writable."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        """Take up what a checkpoint said of the folder, as far as it is still there."""
+        self._fitting, self._seconds_at = True, 0.0
+        self._delete(trainer, self._kept.doomed)
+        self._kept = self._kept.present(self._names, self.mode)
+
+    def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._fitting = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = self.every_n_train_steps
+        due = step > 0 and trainer.global_step % step == 0
+        if self._seconds is not None and trainer.agreed_seconds - self._seconds_at >= self._seconds:
+            self._seconds_at = trainer.agreed_seconds
+            due = True
+        if due and not self._skips(trainer):
+            self._save(trainer, late=False)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if self._on_train_epoch_end or not self._due_by_epoch(trainer):
+            return
+        if self._on_train_epoch_end is None and self.monitor not in (None, *trainer.callback_metrics):
+            self._on_train_epoch_end = True  # it is logged by the training epoch, which is not over
+            return
+        self._save(trainer, late=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        here = not has_validation(trainer) if self._on_train_epoch_end is None else self._on_train_epoch_end
+        if here and self._due_by_epoch(trainer):
+            self._save(trainer, late=True)
+
+    def _due_by_epoch(self, trainer: Trainer) -> bool:
+        every = self.every_n_epochs
+        return every > 0 and (trainer.current_epoch + 1) % every == 0 and not self._skips(trainer)
+
+    def _skips(self, trainer: Trainer) -> bool:
+        return (
+            bool(trainer.fast_dev_run)
+            or not self._fitting
+            or trainer.sanity_checking
+            or trainer.global_step == self._saved_at
+        )
+
+    # -- what ---------------------------------------------------------------------------------------------------
+    def _save(self, trainer: Trainer, late: bool) -> None:
+        """One trigger. ``late``: by now the monitor must have been logged."""
+        score = self._score(trainer, late)
+        enters = self._retention.enters(self._kept, score)
+        if not enters and not (self.save_last is True or (self.save_last == "link" and self.save_top_k == 0)):
+            self._kept.current = score
+            return
+        name = self._name(trainer, self._retention.leaving(self._kept, enters))
+        self._commit(trainer, self._retention.after(self._kept, name, score, enters), name)
+
+    def _commit(self, trainer: Trainer, kept: Kept, name: str) -> None:
+        """Save, then move ``last``, then delete. The new state is in the checkpoint, so it is set before."""
+        before, self._kept = self._kept, kept
+        step_before, self._saved_at = self._saved_at, trainer.global_step
+        elsewhere, self._elsewhere = self._elsewhere, "" if kept.best else self._elsewhere
+        try:
+            trainer.save_checkpoint(Path(self._path(name)), weights_only=self.save_weights_only)
+        except BaseException:
+            self._kept, self._saved_at, self._elsewhere = before, step_before, elsewhere
+            raise
+        self._names.add(name)
+        if self.save_last and trainer.is_global_zero:
+            from drivetrain import checkpoint
+
+            checkpoint.point_last(self.dirpath, name)
+        self._delete(trainer, kept.doomed)
+        kept.doomed = []
+        if self.verbose and trainer.is_global_zero:
+            score = "" if self.monitor is None else f", {self.monitor}={kept.current}"
+            log.info("epoch %d, step %d%s: saved %s", trainer.current_epoch, trainer.global_step, score, name)
+
+    def _score(self, trainer: Trainer, late: bool) -> float | None:
+        if self.monitor is None:
+            return None
+        metric = trainer.callback_metrics.get(self.monitor)
+        if metric is None:
+            if late:
+                raise missing("ModelCheckpoint", self.monitor, trainer)
+            if not self._warned and trainer.is_global_zero:
+                log.warning("%s is not logged yet at step %d: nothing to rank", self.monitor, trainer.global_step)
+            self._warned = True
+            return None
+        value = float(metric)
+        return worst(self.mode) if math.isnan(value) else value
+
+    def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
+        """Whether ``current`` would be kept."""
+        score = None if current is None else worst(self.mode) if current.isnan() else float(current)
+        return self._retention.enters(self._kept, score)
+
+    def _name(self, trainer: Trainer, leaving: list[str]) -> str:
+        """A file name that is free, or held by a checkpoint that this save replaces."""
+        values = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+        name = format_name(self.filename, values, insert_names=self.auto_insert_metric_name)
+        if not self.enable_version_counter:
+            return f"{name}{EXTENSION}"
+        taken = set(self._names)
+        for other in trainer.callbacks:
+            if isinstance(other, ModelCheckpoint) and other.dirpath == self.dirpath:
+                taken |= other._names
+        taken -= set(leaving)
+        version, candidate = 0, f"{name}{EXTENSION}"
+        while candidate in taken or candidate == LAST:
+            version += 1
+            candidate = f"{name}-v{version}{EXTENSION}"
+        return candidate
+
+    def _delete(self, trainer: Trainer, names: list[str]) -> None:
+        resumed = getattr(trainer, "ckpt_path", None)
+        for name in names:
+            path = Path(self._path(name))
+            if name not in self._names or (resumed is not None and path == Path(resumed).absolute()):
+                continue
+            self._names.discard(name)
+            if trainer.is_global_zero and path.exists():
+                from drivetrain import checkpoint
+
+                try:
+                    checkpoint.remove(path)
+                except CheckpointError as error:
+                    log.warning("an old checkpoint stays: %s", error)
+
+    # -- resuming -----------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **self._kept.state_dict(),
+            "dirpath": self.dirpath,
+            "best_model_path": self.best_model_path,
+            "saved_at": self._saved_at,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the folder of the checkpoint; where another one is used now, only its best is remembered."""
+        kept = Kept(**{name: state_dict[name] for name in Kept().state_dict()})
+        self._saved_at = state_dict["saved_at"]
+        moved = state_dict["dirpath"] != self.dirpath and kept.best not in self._names
+        self._elsewhere = state_dict["best_model_path"] if moved else ""
+        self._kept = Kept() if moved else kept
+
+
+def _look(root: str) -> list[Any]:
+    """``[folder, names of the checkpoints in it, why it cannot be written or None]``; makes the folder."""
+    folder = Path(root)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.writable"
+        probe.touch()
+        probe.unlink()
+        names = [str(path.relative_to(folder)) for path in folder.rglob(f"*{EXTENSION}") if path.name != LAST]
+    except OSError as error:
+        return [root, [], error.strerror or type(error).__name__]
+    return [root, names, None]
+
+
+def _without_fields(template: str) -> str:
+    return "".join(part.split("}")[-1] for part in template.split("{"))

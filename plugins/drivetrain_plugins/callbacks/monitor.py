@@ -1,0 +1,46 @@
+"""Reading a monitored metric: the current value, or one sentence that says why there is none."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from drivetrain.errors import ConfigurationError, TrainingError, nearest
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+MODES = ("min", "max")
+
+
+def check_mode(owner: str, mode: str) -> None:
+    """Raise :class:`ConfigurationError` for a mode that is neither ``"min"`` nor ``"max"``."""
+    if mode not in MODES:
+        raise ConfigurationError(f"{owner}(mode={mode!r}) is not a mode: use 'min' or 'max'.")
+
+
+def has_validation(trainer: Trainer) -> bool:
+    """Whether this fit validates at all."""
+    return any(count > 0 for count in trainer.num_val_batches)
+
+
+def missing(owner: str, monitor: str, trainer: Trainer) -> TrainingError:
+    """The error for a ``monitor`` that was never logged."""
+    known = sorted(trainer.callback_metrics)
+    hint = nearest(monitor, known)
+    if known and not hint.startswith("known:"):
+        hint = f"{hint} (known: {', '.join(known)})"
+    return TrainingError(
+        f"{owner}(monitor={monitor!r}): no metric of that name was logged by step {trainer.global_step}; {hint};"
+        f" log it with self.log({monitor!r}, ...) or change monitor."
+    )
+
+
+def worst(mode: str) -> float:
+    """The value that every other one improves on."""
+    return math.inf if mode == "min" else -math.inf
+
+
+def improves(mode: str, current: float, best: float, min_delta: float = 0.0) -> bool:
+    """Whether ``current`` is better than ``best`` by more than ``min_delta`` (>= 0). NaN improves on nothing."""
+    return current < best - min_delta if mode == "min" else current > best + min_delta

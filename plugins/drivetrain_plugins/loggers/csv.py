@@ -1,0 +1,96 @@
+"""Metrics as one CSV file, ``metrics.csv``: a row for each call, a column for each metric ever logged."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain_plugins.loggers.versioned import VersionedLogger
+
+
+class CSVLogger(VersionedLogger):
+    """Arguments and meanings are those of Lightning's CSVLogger.
+
+    Args:
+        save_dir, name, version, prefix: where to write, see :class:`VersionedLogger`.
+        flush_logs_every_n_steps: rows are held in memory until the step has moved on by so many.
+
+    A file that is there already (a resumed run) is continued. Rows are appended in one write; when a new column
+    comes, the file is written anew beside and renamed, so a kill loses at most the rows still in memory. A row that a
+    kill cut short is dropped by the next writer.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str],
+        name: str | None = "drivetrain_logs",
+        version: int | str | None = None,
+        prefix: str = "",
+        flush_logs_every_n_steps: int = 100,
+    ) -> None:
+        super().__init__(save_dir, name, version, prefix)
+        self._flush_every = flush_logs_every_n_steps
+        self._rows: list[dict[str, Any]] = []
+        self._columns: list[str] | None = None  # None: the file was not looked at yet
+        self._flushed_at = 0
+
+    @property
+    def metrics_file_path(self) -> Path:
+        return self.log_dir / "metrics.csv"
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        step = len(self._rows) if step is None else step
+        self._rows.append({"step": step, **self._prefixed(metrics)})
+        if abs(step - self._flushed_at) >= self._flush_every:
+            self.save()
+            self._flushed_at = step
+
+    def save(self) -> None:
+        super().save()
+        if not self._rows:
+            return
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        if self._columns is None:
+            self._columns = self._recover()
+        known = set(self._columns)
+        fresh = list(dict.fromkeys(name for row in self._rows for name in row if name not in known))
+        if fresh:
+            self._rewrite([*self._columns, *fresh])
+        with self.metrics_file_path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_text(self._columns, self._rows))
+        self._rows.clear()
+
+    def _recover(self) -> list[str]:
+        """The columns of the file that is there, after a row cut short at its end is removed."""
+        path = self.metrics_file_path
+        if not path.exists():
+            return []
+        data = path.read_bytes()
+        end = data.rfind(b"\n") + 1
+        if end < len(data):
+            os.truncate(path, end)
+        return next(csv.reader(io.StringIO(data[:end].decode("utf-8"))), [])
+
+    def _rewrite(self, columns: list[str]) -> None:
+        path = self.metrics_file_path
+        rows: list[dict[str, Any]] = []
+        if self._columns:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+        beside = path.with_suffix(".csv.part")
+        beside.write_text(_text(columns, rows, header=True), encoding="utf-8", newline="")
+        os.replace(beside, path)
+        self._columns = columns
+
+
+def _text(columns: list[str], rows: list[dict[str, Any]], header: bool = False) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

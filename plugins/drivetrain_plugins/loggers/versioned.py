@@ -1,0 +1,97 @@
+"""What loggers that write to a folder share: ``save_dir/name/version_N/sub_dir`` and ``hparams.yaml`` in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drivetrain.logger import Logger
+from drivetrain_plugins.loggers.parameters import plain
+
+
+class VersionedLogger(Logger):
+    """Base of the file loggers.
+
+    Args:
+        save_dir: root folder.
+        name: folder of the experiment in it; ``""`` or None for none.
+        version: a number N for the folder ``version_N``, a string for the folder of that name (``""`` for none), or
+            None for the first number that is free when it is first asked for.
+        prefix: put before every metric's name, with ``-`` between.
+        sub_dir: one more folder below the version's.
+
+    Nothing is created before the first write.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str],
+        name: str | None,
+        version: int | str | None,
+        prefix: str,
+        sub_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._save_dir = Path(save_dir)
+        self._name = name or ""
+        self._version = version
+        self._prefix = prefix
+        self._sub_dir = None if sub_dir is None else Path(sub_dir)
+        self.hparams: dict[str, Any] = {}
+        self._hparams_written: dict[str, Any] = {}
+
+    @property
+    def save_dir(self) -> Path:
+        return self._save_dir
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def root_dir(self) -> Path:
+        """Parent of all versions."""
+        return self._save_dir / self._name
+
+    @property
+    def version(self) -> int | str:
+        if self._version is None:
+            self._version = self._next_version()
+        return self._version
+
+    @property
+    def log_dir(self) -> Path:
+        version = f"version_{self.version}" if isinstance(self.version, int) else self.version
+        folder = self.root_dir / version
+        return folder if self._sub_dir is None else folder / self._sub_dir
+
+    def _next_version(self) -> int:
+        if not self.root_dir.is_dir():
+            return 0
+        numbers = [entry.name.removeprefix("version_") for entry in self.root_dir.glob("version_*") if entry.is_dir()]
+        return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
+
+    def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Names with the prefix, values as Python numbers."""
+        join = f"{self._prefix}-" if self._prefix else ""
+        return {f"{join}{name}": float(value) for name, value in metrics.items()}
+
+    def log_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+        """Remember ``params`` (nested as they like) for ``hparams.yaml``; later ones are added to earlier ones."""
+        self.hparams.update(plain(params))
+
+    def save(self) -> None:
+        """Write ``hparams.yaml``, complete or not at all."""
+        if self.hparams != self._hparams_written:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+            path = self.log_dir / "hparams.yaml"
+            beside = path.with_suffix(".yaml.part")
+            beside.write_text(yaml.safe_dump(self.hparams, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            os.replace(beside, path)
+            self._hparams_written = dict(self.hparams)
+
+    def finalize(self, status: str) -> None:
+        self.save()

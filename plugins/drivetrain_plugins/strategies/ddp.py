@@ -1,0 +1,209 @@
+"""Replicas on every rank, kept equal by averaging gradients: torch's DistributedDataParallel, its buckets and overlap.
+
+The module's step runs inside DistributedDataParallel's forward, so hooks and names of the user's module are untouched.
+Beside the user's parameters travels one scalar, the *ticket*: its gradient says how much weight the ranks contributed,
+so that skipped batches and losses with weights of their own (tokens) need no collective beyond the gradients'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from drivetrain.errors import TrainingError
+from drivetrain.launch import Job
+from drivetrain.module import TrainModule
+from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class _Replica(nn.Module):
+    """What DistributedDataParallel wraps: it calls whatever it is given, with the module's parameters registered."""
+
+    def __init__(self, module: TrainModule) -> None:
+        super().__init__()
+        self.module = module
+        first = next(p for p in module.parameters() if p.requires_grad)
+        dtype = torch.float32 if first.dtype in _HALF else first.dtype
+        self.ticket = nn.Parameter(torch.zeros((), dtype=dtype, device=first.device))
+
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        return call(batch)
+
+
+class DistributedDataParallelStrategy(Strategy):
+    """Exact data parallelism. With manual optimisation gradients are averaged per optimizer at its step instead."""
+
+    _replicas: DistributedDataParallel | None = None
+    _synchronised = 0
+
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        self.data = Shard(self.communicator.rank, self.communicator.world_size)
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        super().prepare(module, stage)
+        self._replicas = None
+        self._average_buffers = stage == "fit" and self.data.size > 1
+        if stage != "fit" or self.data.size == 1:
+            return
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not module.automatic_optimization or not self._trained:
+            self._broadcast(module)
+            return
+        self._replica = _Replica(module)
+        self._replicas = DistributedDataParallel(
+            self._replica,
+            broadcast_buffers=False,  # a collective per step; consensus() averages them where they are read
+            bucket_cap_mb=self.options.bucket_cap_mb,
+            find_unused_parameters=self.options.find_unused_parameters,
+            static_graph=self.options.static_graph,
+            gradient_as_bucket_view=self.options.gradient_as_bucket_view,
+        )
+        self.register_hook(self._replicas)
+
+    def register_hook(self, replicas: DistributedDataParallel) -> None:
+        """The seam for topologies and compression: the backend's own all-reduce needs no hook."""
+
+    def raise_hidden(self) -> None:
+        """Raise the real error of a hook's thread, which autograd hides behind its own."""
+
+    def _broadcast(self, module: nn.Module) -> None:
+        for tensor in [*module.parameters(), *module.buffers()]:
+            self.communicator.broadcast(tensor.detach())
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def forward_backward(self, step: Step) -> torch.Tensor | None:
+        replicas = self._replicas
+        if replicas is None:
+            return super().forward_backward(step)
+        if step.first:
+            self._replica.ticket.grad = None
+            self._weight, self._contributed = 0.0, False
+        with nullcontext() if step.last else replicas.no_sync():
+            with self.precision.forward_context():
+                loss = replicas(step.call, step.batch)
+            step.zero_grad()
+            try:
+                if loss is not None:
+                    step.before_backward(loss)
+                    self._contributed = True
+                    if step.weighted:
+                        self._weight += step.share
+                    self.backward(loss, step.share, step.last, weighted=step.weighted)
+                    step.after_backward()
+                elif step.last:
+                    self._join_with_zeros()
+            except RuntimeError:
+                self.raise_hidden()
+                raise
+        if step.last:
+            self._refuse_missing_gradients()
+            self._synchronised += 1
+        return None if loss is None else loss.detach()
+
+    def backward(
+        self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any
+    ) -> None:
+        if self._replicas is None:
+            super().backward(loss, share, sync, weighted=weighted, **options)
+            return
+        factor = share if weighted else share * self.data.size
+        scaled = self.precision.scale(loss if factor == 1.0 else loss * factor)
+        self._run_backward(torch.add(scaled, self._replica.ticket, alpha=share), options)
+
+    def _join_with_zeros(self) -> None:
+        """A rank without a loss must still take part in the reduction that the others are in."""
+        touched = torch.stack([(p * 0.0).sum().to(self._replica.ticket.dtype) for _, p in self._trained]).sum()
+        (touched.nan_to_num(0.0, 0.0, 0.0) + self._replica.ticket * 0.0).backward()
+
+    def _refuse_missing_gradients(self) -> None:
+        if self.options.find_unused_parameters:
+            return
+        if not any(p.grad is None for _, p in self._trained):
+            return
+        missing = [name for name, p in self._trained if p.grad is None]
+        if len(missing) == len(self._trained):
+            raise TrainingError(
+                f"the loss on rank {self.job.rank} depends on no parameter: return None to skip the batch, or set"
+                " strategy.find_unused_parameters=true."
+            )
+        raise TrainingError(
+            f"parameters without a gradient on rank {self.job.rank}: {', '.join(missing[:5])}"
+            f"{' and more' if len(missing) > 5 else ''}: set strategy.find_unused_parameters=true, or freeze them with"
+            " requires_grad=False."
+        )
+
+    def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        if self.data.size > 1 and (manual or self._replicas is None):
+            parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+            self._average_gradients(parameters)
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        if self._replicas is None:
+            super().normalise(optimizer)
+            return
+        weight = self._replica.ticket.grad
+        assert weight is not None
+        # Only a rank that itself had nothing must ask whether the others had: no device is waited for otherwise.
+        if not self._contributed and float(weight) == 0.0:
+            raise SkipStep
+        if self._weight:
+            self.scale_gradients(optimizer, 1.0 / weight)
+
+    def _average_gradients(self, parameters: list[nn.Parameter]) -> None:
+        """Average over ranks what any rank has a gradient for; a rank without one counts as zero."""
+        present = torch.tensor([float(p.grad is not None) for p in parameters])
+        counts = self.communicator.all_reduce(present.to(self.communicator.device)).tolist()
+        used = [p for p, count in zip(parameters, counts, strict=True) if count]
+        for p in used:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        gradients = [p.grad for p in used if p.grad is not None]
+        self.average(gradients)
+
+    def average(self, tensors: list[torch.Tensor]) -> None:
+        """Replace ``tensors`` by their mean over the ranks, one message per dtype."""
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            group = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in group])
+            self.average_flat(flat)
+            offset = 0
+            for t in group:
+                t.copy_(flat[offset : offset + t.numel()].view_as(t))
+                offset += t.numel()
+
+    def average_flat(self, flat: torch.Tensor) -> None:
+        self.communicator.all_reduce(flat).div_(self.data.size)
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        with self.precision.forward_context():
+            return call(batch)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
+        if self._average_buffers:
+            floating = [b for b in self.module.buffers() if b.is_floating_point()]
+            if floating:
+                with torch.no_grad():
+                    self.average([b.detach() for b in floating])
+        yield
+
+    _average_buffers = False
+
+    def traffic(self) -> dict[str, int]:
+        """The algorithmic volume of an all-reduce, 2(N-1)/N of the gradients per step; the backend counts no bytes."""
+        if self._replicas is None:
+            return {}
+        size = sum(p.numel() * p.element_size() for _, p in self._trained) + self._replica.ticket.element_size()
+        sent = self._synchronised * size * 2 * (self.data.size - 1) // self.data.size
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": self._synchronised}

@@ -1,0 +1,1 @@
+"""Handwritten digits: a complete project to copy (module, data, how to run it)."""

@@ -1,0 +1,107 @@
+"""The overhead benchmark: that it measures what it says. How fast anything is, is not tested."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain_plugins.bench import overhead
+
+
+def spin(seconds_a_step: float) -> overhead.Contestant:
+    """A contestant that costs a known CPU time per step."""
+
+    def run(data: overhead.Batches) -> float:
+        began = time.process_time()
+        for _ in data:
+            until = time.process_time() + seconds_a_step
+            while time.process_time() < until:
+                pass
+        return time.process_time() - began
+
+    return run
+
+
+def test_a_known_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "hand_written", spin(0.5e-3))
+    [result] = overhead.compare({"twice": spin(1e-3)}, steps=40, pairs=3)
+    assert result.name == "twice"
+    assert 1000 <= result.microseconds < 1500
+    assert 1.5 < result.ratio < 2.5
+    assert len(result.ratios) == 3
+
+
+def test_the_number_of_threads_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen: list[int] = []
+
+    def look(data: overhead.Batches) -> float:
+        seen.append(torch.get_num_threads())
+        return 1.0
+
+    try:
+        overhead.compare({"look": look}, steps=1, pairs=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
+
+def test_both_orders_of_a_pair_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def note(name: str) -> overhead.Contestant:
+        def run(data: overhead.Batches) -> float:
+            if len(data) == 3:
+                order.append(name)
+            return 1.0
+
+        return run
+
+    monkeypatch.setattr(overhead, "hand_written", note("loop"))
+    overhead.compare({"a": note("a"), "b": note("b")}, steps=3, pairs=2)
+    assert order == ["loop", "a", "loop", "b", "a", "loop", "b", "loop"]
+
+
+def test_a_framework_that_is_not_installed_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any, **more: Any) -> Any:
+        if name.partition(".")[0] in {"lightning", "accelerate"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    assert overhead.main(["--only", "lightning", "accelerate", "--steps", "1"]) == 1
+    said = capsys.readouterr().err
+    assert "left out: lightning: lightning is not installed" in said
+    assert "left out: accelerate: accelerate is not installed" in said
+
+
+def test_the_trainer_is_measured_with_and_without_logging(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overhead.main(["--only", "trainer", "trainer-log", "--steps", "30", "--pairs", "1", "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert (outcome["steps"], outcome["pairs"], outcome["left_out"]) == (30, 1, {})
+    assert [result["name"] for result in outcome["results"]] == ["trainer", "trainer-log"]
+    assert all(result["microseconds"] > 0 and result["ratio"] > 0 for result in outcome["results"])
+
+
+def test_the_table_has_a_line_for_each() -> None:
+    results = [overhead.Result("trainer", 330.0, 300.0, 1.1, [1.0, 1.1, 1.2])]
+    last = overhead.table(results, steps=10, pairs=3).splitlines()[-1]
+    assert last.split() == ["trainer", "330.0", "300.0", "1.10", "(1.00", "to", "1.20)"]
+
+
+@pytest.mark.parametrize("arguments", [["--pairs", "0"], ["--steps", "many"], ["--only", "nobody"]])
+def test_impossible_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        overhead.main(arguments)
+    assert ended.value.code == 2

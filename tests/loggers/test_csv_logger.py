@@ -1,0 +1,128 @@
+"""metrics.csv: columns that come later, resumed files, rows cut short, version folders, hparams.yaml."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import pickle
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from omegaconf import OmegaConf
+
+from drivetrain_plugins.loggers.csv import CSVLogger
+from drivetrain_plugins.loggers.parameters import flatten, plain
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_new_columns_rewrite_the_header_and_keep_the_rows(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="run", flush_logs_every_n_steps=1)
+    logger.log_metrics({"loss": torch.tensor(0.5)}, step=1)
+    logger.log_metrics({"loss": 0.25, "val/acc, top 1": 0.75}, step=2)
+    logger.log_metrics({"loss": 0.125}, step=3)
+    assert read(tmp_path / "run" / "version_0" / "metrics.csv") == [
+        {"step": "1", "loss": "0.5", "val/acc, top 1": ""},
+        {"step": "2", "loss": "0.25", "val/acc, top 1": "0.75"},
+        {"step": "3", "loss": "0.125", "val/acc, top 1": ""},
+    ]
+    assert sorted(os.listdir(logger.log_dir)) == ["metrics.csv"]
+
+
+def test_rows_wait_until_the_step_has_moved_on(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=10)
+    logger.log_metrics({"a": 1.0}, step=5)
+    assert not (tmp_path / "drivetrain_logs").exists(), "nothing is written before it must be"
+    logger.log_metrics({"a": 2.0}, step=10)
+    logger.log_metrics({"a": 3.0}, step=12)
+    assert [row["a"] for row in read(logger.metrics_file_path)] == ["1.0", "2.0"]
+    logger.finalize("completed")
+    assert [row["a"] for row in read(logger.metrics_file_path)] == ["1.0", "2.0", "3.0"]
+
+
+def test_resumed_file_is_continued_and_a_cut_row_dropped(tmp_path: Path) -> None:
+    first = CSVLogger(tmp_path, version=7, prefix="p")
+    first.log_metrics({"a": 1.0}, step=1)
+    first.save()
+    with first.metrics_file_path.open("a") as file:
+        file.write("2,0.33")  # what a kill in the middle of a write leaves
+    second = CSVLogger(tmp_path, version=7, prefix="p")
+    second.log_metrics({"b": 4.0, "a": 3.0}, step=2)
+    second.save()
+    assert read(second.metrics_file_path) == [
+        {"step": "1", "p-a": "1.0", "p-b": ""},
+        {"step": "2", "p-a": "3.0", "p-b": "4.0"},
+    ]
+
+
+def test_version_is_the_next_free_number(tmp_path: Path) -> None:
+    for name in ("version_0", "version_9", "version_x", "version_11.bak"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    assert CSVLogger(tmp_path, "run").log_dir == tmp_path / "run" / "version_10"
+    assert CSVLogger(tmp_path, "new").version == 0
+    assert CSVLogger(tmp_path, "", version="").log_dir == tmp_path
+    assert CSVLogger(tmp_path, None, version="best").log_dir == tmp_path / "best"
+
+
+@dataclass
+class Options:
+    width: int = 8
+    path: Path = Path("data")
+
+
+PARAMS = {
+    "model": OmegaConf.create({"depth": 2, "act": None}),
+    "options": Options(),
+    "optimizer": Namespace(lr=np.float64(0.1), betas=(0.9, torch.tensor(0.5))),
+    "dtype": torch.float16,
+    "loss": torch.nn.CrossEntropyLoss,
+    "flag": True,
+    "empty": {},
+}
+
+
+def test_hyperparameters(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version="v")
+    logger.log_hyperparams(PARAMS)
+    logger.save()
+    written = yaml.safe_load((logger.log_dir / "hparams.yaml").read_text())
+    assert written == plain(PARAMS)
+    assert written["model"] == {"depth": 2, "act": None}
+    assert written["optimizer"] == {"lr": 0.1, "betas": [0.9, 0.5]}
+    assert flatten(PARAMS) == {
+        "model/depth": 2,
+        "model/act": "None",
+        "options/width": 8,
+        "options/path": "data",
+        "optimizer/lr": 0.1,
+        "optimizer/betas": "[0.9, 0.5]",
+        "dtype": "torch.float16",
+        "loss": "CrossEntropyLoss",
+        "flag": True,
+        "empty": "{}",
+    }
+
+
+def test_holds_no_file_over_a_fork_and_pickles(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version=0, flush_logs_every_n_steps=1)
+    logger.log_metrics({"a": 1.0}, step=1)
+    child = multiprocessing.get_context("fork").Process(target=_log_and_close, args=(logger,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == 0
+    copy = pickle.loads(pickle.dumps(logger))
+    copy.log_metrics({"a": 3.0}, step=3)
+    assert [row["a"] for row in read(copy.metrics_file_path)] == ["1.0", "2.0", "3.0"]
+
+
+def _log_and_close(logger: CSVLogger) -> None:
+    logger.log_metrics({"a": 2.0}, step=2)
+    logger.finalize("completed")
