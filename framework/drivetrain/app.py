@@ -78,12 +78,21 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _dispatch(command)
     except _Stop as stop:
         return _say(stop.cause, stop.cause.exit_code)
+    except ConfigurationError as error:
+        return _refuse(command, str(error))
     except DrivetrainError as error:
         return _say(error, error.exit_code)
     except COMPOSITION_ERRORS as error:
-        return _say(explain(error, command.overrides, args.config_dir), ConfigurationError.exit_code)
+        return _refuse(command, explain(error, command.overrides, args.config_dir))
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse(command: Command, sentence: str) -> int:
+    """Ranks that another launcher started all come to the same refusal: the first says it."""
+    if command.joined is None or command.joined.rank == 0:
+        _say(sentence, ConfigurationError.exit_code)
+    return ConfigurationError.exit_code
 
 
 def _say(error: object, code: int) -> int:
@@ -177,7 +186,7 @@ def _told(others: Meeting) -> Iterator[None]:
 
 def _hydra(command: Command, more: list[str], request: Request | None = None) -> int:
     """Hydra's main: run folder, ``.hydra``, job logging, sweeps."""
-    search.register()
+    search.register(command.args.config_dir)
 
     def job(config: DictConfig) -> None:
         folder = Path(HydraConfig.get().runtime.output_dir)

@@ -43,9 +43,7 @@ def test_yaml_of_a_strategy_lists_what_it_declares() -> None:
 
 def test_every_choice_composes_and_passes_the_check(request_of: Callable[..., Request]) -> None:
     with session():
-        choices = {
-            group: loader().get_group_options(group) for group in loader().list_groups("") if group != "hydra"
-        }
+        choices = {group: loader().get_group_options(group) for group in loader().list_groups("") if group != "hydra"}
     assert {"strategy", "recipe", "model", "data", "optimizer", "scheduler", "precision", "callbacks"} <= set(choices)
     assert {"logger", "checkpoint", "launcher", "trainer"} <= set(choices)
     for group, names in choices.items():

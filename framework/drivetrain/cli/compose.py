@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
-from hydra import compose, initialize, initialize_config_dir
+from hydra import compose, initialize
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import MissingConfigException, SearchPathException
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
 
 from drivetrain.cli import search
@@ -22,15 +21,9 @@ VERSION_BASE = "1.3"
 @contextmanager
 def session(config_dir: str | None = None) -> Iterator[None]:
     """Within it :func:`composed` and :func:`loader` work; Hydra's global state is given back afterwards."""
-    search.register()
-    if config_dir is None:
-        with initialize(config_path=None, version_base=VERSION_BASE):
-            yield
-    elif not Path(config_dir).is_dir():
-        raise SearchPathException(f"--config-dir {config_dir}: there is no such folder")
-    else:
-        with initialize_config_dir(str(Path(config_dir).absolute()), version_base=VERSION_BASE):
-            yield
+    search.register(config_dir)
+    with initialize(config_path=None, version_base=VERSION_BASE):
+        yield
 
 
 def composed(overrides: Sequence[str] = (), config_name: str = CONFIG_NAME) -> DictConfig:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from drivetrain import record
 from drivetrain.cli.joined import logged
 from drivetrain.cli.request import Request
-from drivetrain.errors import DrivetrainError, Interrupted
+from drivetrain.errors import DrivetrainError, Interrupted, WorkerError
 from drivetrain.launch.job import Job
 
 LOGS = "logs"
@@ -65,24 +66,39 @@ def _launch(request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
 
     preload(request.config)
     several = request.job.num_nodes > 1
-    values = launch(
-        worker,
-        payload,
-        workers=request.workers,
-        num_nodes=request.job.num_nodes,
-        node_rank=request.job.node_rank,
-        master_addr=request.job.master_addr,
-        # One node takes any free port, so that starts in a row never clash.
-        master_port=request.job.master_port if several else 0,
-        accelerator=request.plan.accelerator,
-        backend=request.plan.backend,
-        log_dir=Path(payload["run_folder"]) / LOGS,
-        timeout=request.launcher.timeout,
-        start_timeout=request.launcher.start_timeout,
-        max_restarts=request.launcher.max_restarts,
-    )
+    with _frames_cleared():
+        values = launch(
+            worker,
+            payload,
+            workers=request.workers,
+            num_nodes=request.job.num_nodes,
+            node_rank=request.job.node_rank,
+            master_addr=request.job.master_addr,
+            # One node takes any free port, so that starts in a row never clash.
+            master_port=request.job.master_port if several else 0,
+            accelerator=request.plan.accelerator,
+            backend=request.plan.backend,
+            log_dir=Path(payload["run_folder"]) / LOGS,
+            timeout=request.launcher.timeout,
+            start_timeout=request.launcher.start_timeout,
+            max_restarts=request.launcher.max_restarts,
+        )
     summary = values[min(values)]
     return summary if isinstance(summary, dict) else {}
+
+
+@contextmanager
+def _frames_cleared() -> Iterator[None]:
+    """Hydra keeps the error of a sweep's job. Its frames would keep the launcher's store, a thread and a port, and the
+    next job could not be forked."""
+    try:
+        yield
+    except BaseException as error:
+        one: BaseException | None = error
+        while one is not None:
+            traceback.clear_frames(one.__traceback__)
+            one = one.__cause__ or one.__context__
+        raise
 
 
 def _join(joined: Job, request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
@@ -97,9 +113,10 @@ def _join(joined: Job, request: Request, payload: dict[str, Any]) -> Mapping[str
                 return worker(job, payload)
             except DrivetrainError:
                 raise
-            except Exception:
+            except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                raise
+                summary = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise WorkerError(f"rank {job.rank} failed: {summary}", rank=job.rank) from error
     finally:
         set_current_job(None)
 

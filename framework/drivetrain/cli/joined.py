@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Set, and "True", where somebody other than rank 0's process group hosts the store (torch's own convention).
 AGENT_HOSTS = "TORCHELASTIC_USE_AGENT_STORE"
-PARTING = 5.0  # seconds that rank 0 keeps its store for the others
+PARTING = 15.0  # seconds that rank 0 keeps its store for the others, who may still be importing torch
 
 
 @dataclass
@@ -77,11 +77,12 @@ def meeting(job: Job, start_timeout: float) -> Iterator[Meeting]:
     store = PrefixStore(f"app_{job.attempt}", tcp)
     try:
         yield Meeting(job, store)
-        if hosting:
-            _let_others_leave(store, job.world_size)
-        else:
-            with suppress(RuntimeError):  # who hosts it did not wait: there is nobody to tell
-                store.set(f"left_{job.rank}", "1")
+    except ConfigurationError:
+        _part(store, job, hosting)
+        raise
+    else:
+        # After any other error nobody waits: the others may be gone.
+        _part(store, job, hosting)
     finally:
         if before is None:
             os.environ.pop(AGENT_HOSTS, None)
@@ -89,8 +90,12 @@ def meeting(job: Job, start_timeout: float) -> Iterator[Meeting]:
             os.environ[AGENT_HOSTS] = before
 
 
-def _let_others_leave(store: Store, world_size: int) -> None:
-    others = [f"left_{rank}" for rank in range(1, world_size)]
+def _part(store: Store, job: Job, hosting: bool) -> None:
+    if not hosting:
+        with suppress(RuntimeError):  # who hosts it did not wait: there is nobody to tell
+            store.set(f"left_{job.rank}", "1")
+        return
+    others = [f"left_{rank}" for rank in range(1, job.world_size)]
     deadline = time.monotonic() + PARTING
     while not store.check(others) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -104,7 +109,7 @@ def logged(folder: Path, rank: int) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / f"rank_{rank}.log", "a", buffering=1, encoding="utf-8", errors="replace") as log:
         out, err = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = Tee(out, log), Tee(err, log)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = Tee(out, log), Tee(err, log)
         try:
             yield
         finally:

@@ -65,12 +65,10 @@ class TrainerOptions:
     accumulate_grad_batches: int = option(1, at_least=1)
     gradient_clip_val: float | None = option(None, at_least=0)
     gradient_clip_algorithm: str | None = option(None, among=("norm", "value"))
-    reload_dataloaders_every_n_epochs: int = option(0, at_least=0)
-    deterministic: bool | str = option(False, among=(True, False, "warn"))
+    deterministic: bool | str | None = option(None, among=(True, False, "warn"))
     benchmark: bool | None = None
     inference_mode: bool = True
     detect_anomaly: bool = False
     barebones: bool = False
-    compile: bool = False
     batch: str = option("global", among=("global", "per_process"))
     nonfinite: str = option("raise", among=("raise", "skip", "warn"))

@@ -85,13 +85,13 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
         accumulation=trainer.accumulate_grad_batches,
         clip_value=trainer.gradient_clip_val or None,
         clip_algorithm=trainer.gradient_clip_algorithm or "norm",
-        compile=trainer.compile,
         batch=trainer.batch,
         stages=TASKS[job.task],
     )
     refuse(plan, declaration)
     # The worker reads options with the schema's types and defaults, not what was typed.
     values |= {"trainer": asdict(trainer), "launcher": asdict(launcher), **asdict(job)}
+    values |= {"accelerator": plan.accelerator, "backend": plan.backend}
     values["strategy"] = {"name": declaration.name, **asdict(options)}
     return Request(job, launcher, trainer, plan, workers, values)
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.errors import SearchPathException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
@@ -21,9 +23,13 @@ from drivetrain.folders import folder
 
 
 class DrivetrainSearchPath(SearchPathPlugin):
-    """``--config-dir`` comes first (Hydra puts it there), then these, in this order."""
+    """The user's folder first, so that a file there stands for ours of that name; then these, in this order."""
+
+    config_dir: str | None = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.config_dir is not None:
+            search_path.append("config-dir", f"file://{Path(self.config_dir).absolute()}")
         search_path.append("drivetrain", f"file://{folder('conf')}")
         for entry in sorted(entry_points(group="drivetrain.configs"), key=lambda entry: entry.name):
             search_path.append(entry.name, f"pkg://{entry.value}")
@@ -93,8 +99,15 @@ class PluginSource(ConfigSource):
         return registry.names(_GROUPS[group][0])
 
 
-def register() -> None:
-    """Make Hydra look there; before ``hydra.main`` or ``hydra.initialize``, any number of times."""
+def register(config_dir: str | None = None) -> None:
+    """Make Hydra look there; before ``hydra.main`` or ``hydra.initialize``, any number of times.
+
+    Raises:
+        SearchPathException: ``config_dir`` is no folder.
+    """
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise SearchPathException(f"--config-dir {config_dir}: there is no such folder")
+    DrivetrainSearchPath.config_dir = config_dir
     plugins = Plugins.instance()
     plugins.register(DrivetrainSearchPath)
     plugins.register(PluginSource)

@@ -28,61 +28,83 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     Returns:
         Plain data for ``run.json``: the Trainer's summary with ``status``; the same on every rank.
     """
+    from drivetrain.seeding import seed_everything
+
     config, folder = payload["config"], Path(payload["run_folder"])
     make_importable()
     # The module draws its first weights in its constructor: seeded before, alike on every rank.
-    from drivetrain.seed import seed_everything
-
     seed_everything(config["seed"])
-    module = _module(config)
-    data = build(config["data"], "data") if config.get("data") else None
     trainer = _trainer(config, folder)
     try:
-        status = _run(trainer, module, data, config, folder)
+        module = _module(config)
+        data = build(config["data"], "data") if config.get("data") else None
+        _log_choices(trainer, config)
+        summary = _run(trainer, module, data, config, folder)
     except BaseException as error:
         if job.rank == 0:
             _leave_trace(folder, payload["record"], trainer, error)
         raise
-    return {**trainer.run_summary(), "status": status}
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        logger.finalize(summary["status"])
+    trainer.close()
+    return summary
 
 
-def _run(trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], folder: Path) -> str:
-    resume, status = _resume(config), "completed"
+def _run(trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    resume, trained = _resume(config), {}
     for stage in TASKS[config["task"]]:
         if stage == "fit":
             trainer.fit(module, datamodule=data, ckpt_path=resume)
-            status = "stopped" if trainer.should_stop else "completed"
-            # Testing goes on with the best weights where there is a checkpoint, else with those at hand.
-            resume = "best" if trainer.checkpoint_callback is not None and not trainer.fast_dev_run else None
+            # Noted now: testing loads the best weights, which need not be the last.
+            trained = {"status": trainer.status, "weights_digest": trainer.run_summary()["weights_digest"]}
+            resume = "best" if getattr(trainer.checkpoint_callback, "best_model_path", "") else None
         elif stage == "predict":
-            _save_predictions(trainer.predict(module, datamodule=data, ckpt_path=resume), folder, trainer.global_rank)
+            predictions = trainer.predict(module, datamodule=data, ckpt_path=resume)
+            if trainer.is_global_zero:
+                _save_predictions(predictions, folder)
         else:
             getattr(trainer, stage)(module, datamodule=data, ckpt_path=resume, verbose=False)
-    return status
+    return {"status": trainer.status, **trainer.run_summary(), **trained}
+
+
+def _log_choices(trainer: Trainer, config: Mapping[str, Any]) -> None:
+    """Give the loggers what was chosen; the Trainer adds the module's own hyper-parameters."""
+    if not trainer.is_global_zero:
+        return
+    chosen = {
+        "strategy": config["strategy"]["name"],
+        "workers": trainer.world_size,
+        "precision": config["precision"]["name"],
+        "seed": config["seed"],
+        **{
+            f"{group}.{name}": value
+            for group in ("model", "data", "optimizer", "scheduler")
+            for name, value in (config.get(group) or {}).items()
+            if not name.startswith("_")
+        },
+    }
+    for logger in trainer.loggers:
+        logger.log_hyperparams(chosen)
 
 
 def _resume(config: Mapping[str, Any]) -> str | None:
-    """``resume`` with a run folder replaced by its newest complete checkpoint."""
-    from drivetrain.checkpoint import resolve
-
+    """``resume`` as ``ckpt_path``, which takes a run folder too; here only one that keeps its checkpoints elsewhere."""
     resume = config["resume"]
-    if resume in (None, "auto", "last", "best"):
+    if resume is None or not (Path(resume) / record.FILE).is_file() or (Path(resume) / CHECKPOINTS).is_dir():
         return None if resume is None else str(resume)
-    path = Path(resume)
-    folder = path / CHECKPOINTS
-    if (path / record.FILE).is_file() and not folder.is_dir():
-        # That run kept its checkpoints elsewhere (checkpoint.dir).
-        noted = (record.read(path).get("checkpoints") or {}).get("last")
-        folder = Path(noted).parent if noted else folder
-    # A run that was killed has no record, but its folder of checkpoints.
-    return str(resolve("last", folder)) if folder.is_dir() else str(path)
+    last = record.read(Path(resume)).get("checkpoints", {}).get("last")
+    if not last:
+        raise ConfigurationError(f"resume={resume}: that run left no checkpoint; name another, or leave resume out")
+    return str(last)
 
 
-def _save_predictions(predictions: Any, folder: Path, rank: int) -> None:
+def _save_predictions(predictions: Any, folder: Path) -> None:
+    """``predictions.pt``: in the order of the data, batch by batch; readable with ``weights_only=True``."""
     import torch
 
-    (folder / "predictions").mkdir(exist_ok=True)
-    torch.save(predictions, folder / "predictions" / f"rank_{rank}.pt")
+    from drivetrain.checkpoint import to_safe
+
+    torch.save(to_safe(predictions), folder / "predictions.pt")
 
 
 def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: BaseException) -> None:
@@ -125,15 +147,22 @@ def build(group: Mapping[str, Any], where: str) -> Any:
 def _trainer(config: Mapping[str, Any], folder: Path) -> Trainer:
     from drivetrain.trainer import Trainer
 
-    strategy = dict(config["strategy"])
-    declaration = registry.load("strategies", strategy.pop("name"))
+    options = dict(config["trainer"])
+    bare = options["barebones"]
     return Trainer(
-        strategy=declaration.build(declaration.options(**strategy)),
+        **options,
+        strategy=config["strategy"],
+        accelerator=config["accelerator"],
+        backend=config["backend"],
+        seed=config["seed"],
         precision=_precision(config["precision"]),
-        callbacks=_callbacks(config, folder),
-        logger=_loggers(config.get("logger"), folder),
+        callbacks=[] if bare else _callbacks(config, folder),
+        logger=False if bare else _loggers(config.get("logger"), folder),
         default_root_dir=folder,
-        **config["trainer"],
+        # Named in the config where they are wanted: the Trainer adds none of its own.
+        enable_checkpointing=bool(config.get("checkpoint")) and not bare,
+        enable_progress_bar="progress_bar" in (config.get("callbacks") or {}),
+        enable_model_summary=False,
     )
 
 
@@ -155,7 +184,9 @@ def _callbacks(config: Mapping[str, Any], folder: Path) -> list[Callback]:
     return found
 
 
-def _loggers(group: Mapping[str, Any] | None, folder: Path) -> list[Logger]:
+def _loggers(group: Mapping[str, Any] | None, folder: Path) -> list[Logger] | bool:
+    if not group:
+        return False
     # One folder a run: a logger writes to its own folder in it unless its arguments say otherwise.
     return [
         part(arguments, key, "loggers", save_dir=str(folder), name=key, version="")
