@@ -85,7 +85,9 @@ def resolve_devices(devices: Any, available: int, accelerator: str, default: int
         for index in devices:
             _whole("devices", index, 0, none=False)
             if accelerator == "cuda" and index >= available:
-                raise ConfigurationError(f"devices={list(devices)}: there are {available} GPUs here, 0 to {available - 1}.")
+                raise ConfigurationError(
+                    f"devices={list(devices)}: there are {available} GPUs here, 0 to {available - 1}."
+                )
         count = len(devices)
     else:
         try:

@@ -19,9 +19,12 @@ from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 
+# Where values may be logged and what is the default there: a training batch's (by step), an evaluation batch's (by
+# epoch, also by step on demand), the others (by epoch only). ``optimizer_step`` stands for all that runs within it.
 _BATCH_HOOKS = frozenset(
     {
         "training_step",
+        "optimizer_step",
         "on_train_batch_start",
         "on_train_batch_end",
         "on_before_zero_grad",
@@ -29,6 +32,16 @@ _BATCH_HOOKS = frozenset(
         "on_after_backward",
         "on_before_optimizer_step",
     }
+)
+_EVALUATION_HOOKS = frozenset(
+    f"{prefix}{stage}{moment}"
+    for stage in ("validation", "test")
+    for prefix, moment in (("", "_step"), ("on_", "_batch_start"), ("on_", "_batch_end"))
+)
+_EPOCH_HOOKS = frozenset(
+    f"on_{stage}{moment}"
+    for stage in ("train", "validation", "test")
+    for moment in ("_start", "_epoch_start", "_epoch_end")
 )
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 _REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean"}
@@ -77,6 +90,7 @@ class Entry:
     logger: bool
     reduction: str
     loader: int | None
+    given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
     metric: Any = None  # a torchmetrics metric, which reduces itself
     pending: list[tuple[Any, float]] = field(default_factory=list)
     total: float = 0.0
@@ -168,10 +182,19 @@ class Metrics:
         loader = batch.loader if self.several_loaders and add_dataloader_idx and batch is not None else None
         key = (hook, name, loader)
         entry = self.entries.get(key)
+        given = (prog_bar, logger, on_step, on_epoch, reduce_fx)
         if entry is None:
             entry = self.entries[key] = self._new(
                 name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader
             )
+            entry.given = given
+        elif entry.given != given:
+            if entry.given:
+                raise TrainingError(
+                    f"self.log({name!r}, ...) is called in {hook} with other options than before: give the same ones"
+                    " each time, or log under another name."
+                )
+            entry.given = given  # it comes from a checkpoint
         if entry.metric is not None:
             if entry.on_step:
                 entry.steps = [(batch.index if batch else 0, value._forward_cache, 1.0)]
@@ -228,8 +251,16 @@ class Metrics:
             on_step = by_batch
         if on_epoch is None:
             on_epoch = not by_batch or not on_step
-        if hook is not None and (hook.startswith("on_fit") or hook in ("setup", "on_train_end", "teardown")):
-            raise TrainingError(f"self.log({name!r}, ...) cannot be called in {hook}: log in a step or an epoch hook.")
+        if not by_batch and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
+            raise TrainingError(
+                f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
+                " validation or test step, or in the start, batch or epoch hooks of these stages."
+            )
+        if on_step and hook in _EPOCH_HOOKS:
+            raise TrainingError(
+                f"self.log({name!r}, on_step=True) cannot be called in {hook}, which belongs to no step: leave on_step"
+                " out."
+            )
         called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
         if called not in _REDUCTIONS:
             raise TrainingError(
@@ -276,9 +307,16 @@ class Metrics:
             for table in (t.reshape(-1, 2).tolist() for t in self.gather(flat)):
                 result.series.append(table[cut:])
                 if alike:
-                    tables.append({n: replace(columns[n], total=t, weight=w) for n, (t, w) in zip(names, table[:cut], strict=True)})
+                    tables.append(
+                        {
+                            n: replace(columns[n], total=t, weight=w)
+                            for n, (t, w) in zip(names, table[:cut], strict=True)
+                        }
+                    )
         if not alike:
-            for listed in self.gather_names([[n, columns[n].total, columns[n].weight, columns[n].kind()] for n in names]):
+            for listed in self.gather_names(
+                [[n, columns[n].total, columns[n].weight, columns[n].kind()] for n in names]
+            ):
                 tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
             for table in tables:
                 result.columns = {**table, **result.columns}

@@ -209,11 +209,23 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         training=which == "train",
         limit=limit,
         reshard=trainer.use_distributed_sampler,
+        in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
     )
+    if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
+        _end_with_the_shortest(trainer, found)
     for source in found:
         if source.full_length == 0:
             raise ConfigurationError(f"the {which} data is empty: its loader gives no batch.")
     return found
+
+
+def _end_with_the_shortest(trainer: Trainer, found: list[BatchSource]) -> None:
+    """Ranks that read loaders of their own, of known but different lengths, take as many batches as the shortest has.
+    Streams without a length end with the shortest too: see :mod:`drivetrain.loops.windows`."""
+    for source in found:
+        if source.own_stream and source.full_length != float("inf"):
+            mine = torch.tensor([float(source.length)], dtype=torch.float64, device=trainer.strategy.device)
+            source.length = min(int(length) for length in torch.cat(trainer.strategy.gather(mine)).tolist())
 
 
 # -- fit --------------------------------------------------------------------------------------------------------

@@ -198,6 +198,7 @@ class BatchSource:
         seed: of the shuffle; combined with the epoch.
         training: training shuffles anew every epoch and gives whole tails to every replica.
         limit: batches to read: a number, a fraction, or None for all.
+        in_order: read a shuffled loader in the order of its data set (overfitting).
     """
 
     def __init__(
@@ -211,7 +212,9 @@ class BatchSource:
         limit: int | float | None = None,
         index: int = 0,
         reshard: bool = True,
+        in_order: bool = False,
     ) -> None:
+        self.in_order = in_order
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
         self.whole_tail = training or shard.lockstep
         self.epoch = 0
@@ -247,6 +250,7 @@ class BatchSource:
         if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
             random_order = isinstance(sampler, RandomSampler)
             shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else random_order
+            shuffle = shuffle and not self.in_order
             own = getattr(sampler, "generator", None)
             self._order = _EpochOrder(
                 len(dataset),
@@ -320,7 +324,7 @@ class BatchSource:
         numbered = enumerate(self.reader)
         for _ in range(start):
             next(numbered, None)
-        if self.length != float("inf"):
+        if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
 
@@ -370,18 +374,17 @@ class BatchSource:
                 yield item
             if index >= final:
                 return
-        if index < final and self.full_length != float("inf"):
+        if index < final:
             raise TrainingError(
                 f"the loader ended after {index + 1} of {final + 1} batches in epoch {self.epoch}: it is shorter than"
                 " its len() says."
             )
 
-    def _read_unsized(
-        self, numbered: Iterator[tuple[int, Any]], ahead: tuple[int, Any] | None
-    ) -> Iterator[MicroBatch]:
+    def _read_unsized(self, numbered: Iterator[tuple[int, Any]], ahead: tuple[int, Any] | None) -> Iterator[MicroBatch]:
         """One batch ahead, because which one is the last shows only when the next is not there."""
-        while ahead is not None:
-            (index, batch), ahead = ahead, next(numbered, None)
+        final = self.length - 1
+        while ahead is not None and ahead[0] <= final:
+            (index, batch), ahead = ahead, next(numbered, None) if ahead[0] < final else None
             item = self._own(index, batch, ahead is None)
             if item is not None:
                 yield item
@@ -413,7 +416,13 @@ def _limited(length: int | float, limit: int | float | None) -> int | float:
     if isinstance(limit, float):
         if length == float("inf"):
             return length if limit == 1.0 else 0 if limit == 0.0 else _no_fraction(limit)
-        return int(length * limit)
+        batches = int(length * limit)
+        if batches == 0 and limit > 0 and length > 0:
+            raise ConfigurationError(
+                f"a limit of {limit} of the {int(length)} batches of a loader leaves none: give {1 / length:.3g} or more,"
+                " or a number of batches."
+            )
+        return batches
     return min(length, limit)
 
 

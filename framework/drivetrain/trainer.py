@@ -59,7 +59,7 @@ class Trainer:
         max_steps: stop after so many optimizer steps; -1 for no limit.
         max_time: stop after this time: ``"DD:HH:MM:SS"``, timedelta or its keywords as a dict.
         limit_train_batches: number of batches or fraction of an epoch; likewise the others.
-        overfit_batches: train and validate on this number or fraction of the training batches, unshuffled.
+        overfit_batches: train and validate on this number or fraction of the batches, unshuffled.
         val_check_interval: batches between validations, or a fraction of an epoch.
         check_val_every_n_epoch: validate in every n-th epoch; None counts ``val_check_interval`` over epochs.
         num_sanity_val_steps: validation batches before training.
@@ -144,7 +144,7 @@ class Trainer:
         self.barebones = barebones
         self.max_steps = max_steps
         self.min_steps = min_steps
-        self.min_epochs = min_epochs
+        self.min_epochs = 1 if min_epochs is None and min_steps is not None else min_epochs
         self.max_epochs = max_epochs if max_epochs is not None else (-1 if max_steps != -1 or max_time else 1000)
         self.max_time = max_time
         self.limits = {
@@ -348,7 +348,9 @@ class Trainer:
         merged = [[item for _, _, item in sorted(loader, key=lambda part: part[:2])] for loader in parts]
         return merged[0] if len(merged) == 1 else merged
 
-    def save_checkpoint(self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, filepath: str | Path, weights_only: bool | None = None, storage_options: Any = None
+    ) -> None:
         """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
         if self.lightning_module is None:
             raise ConfigurationError("save_checkpoint needs a module: call fit first.")
@@ -434,10 +436,10 @@ class Trainer:
 
     def new_metrics(self) -> Metrics:
         strategy = self.strategy
-        device = strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
-        return Metrics(
-            strategy.gather, strategy.communicator.all_gather_plain, device, lambda: self.hooks.current
+        device = (
+            strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
         )
+        return Metrics(strategy.gather, strategy.communicator.all_gather_plain, device, lambda: self.hooks.current)
 
     def choose_transfer(self) -> None:
         """Find out who moves batches to the device, and whether anything has to be done at all."""
@@ -516,8 +518,8 @@ class Trainer:
         raise Interrupted(signum)
 
     # -- metrics ------------------------------------------------------------------------------------------------
-    def publish(self, exchange: Exchange, step: int) -> None:
-        """Make global values known to callbacks, progress bar and loggers."""
+    def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
+        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
         for name, value in exchange.values.items():
             column = exchange.columns[name]
             tensor = torch.tensor(value, dtype=torch.float64)
@@ -525,7 +527,7 @@ class Trainer:
             self.callback_metrics[column.title] = tensor
             if column.prog_bar:
                 self.progress_bar_metrics[name] = value
-        if not self.sanity_checking:
+        if write and not self.sanity_checking:
             self.write_metrics(exchange, step)
 
     def write_metrics(self, exchange: Exchange, step: int) -> None:
@@ -708,7 +710,16 @@ class Trainer:
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: the configuration travels, what belongs to a run in this process does not."""
         fresh = dict(self.__dict__)
-        for name in ("hooks", "metrics", "fit_loop", "train_source", "validation", "evaluation", "request", "_transfer"):
+        for name in (
+            "hooks",
+            "metrics",
+            "fit_loop",
+            "train_source",
+            "validation",
+            "evaluation",
+            "request",
+            "_transfer",
+        ):
             fresh[name] = None
         fresh["lr_scheduler_configs"] = []
         return fresh

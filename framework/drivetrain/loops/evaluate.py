@@ -25,10 +25,14 @@ class Abandoned(Exception):
 
 
 def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
-    """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature has them."""
+    """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature takes them.
+
+    The second positional parameter is the batch's number whatever its name; ``*args`` take it too.
+    """
     names = inspect.signature(step).parameters
     variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in names.values())
-    index = "batch_idx" in names or variadic
+    positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in names.values())
+    index = "batch_idx" in names or variadic or positional >= 2
     loader = "dataloader_idx" in names or (variadic and several_loaders)
 
     def arguments(micro: MicroBatch, batch: Any) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable
 from time import perf_counter
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
-from drivetrain.loops.evaluate import Abandoned
+from drivetrain.loops.evaluate import Abandoned, step_arguments
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
@@ -64,7 +63,7 @@ class FitLoop:
         self.last_batch_size = 0
         self.optimizers: list[Optimizer] = []
         self.wrapped: list[TrainOptimizer] = []
-        self.step_takes_index = "batch_idx" in inspect.signature(self.module.training_step).parameters
+        self.step_arguments = step_arguments(self.module.training_step, several_loaders=False)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
         self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
         self._stepped = False
@@ -83,6 +82,8 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
+        if self._done():
+            return
         self.module.train()
         hooks("on_train_start")
         self.timing.started = perf_counter()
@@ -112,7 +113,9 @@ class FitLoop:
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
         complete = True
-        if self.ended:
+        if self.ended:  # resumed from a checkpoint made in the end hooks: the epoch's metrics are out
+            self.metrics.reset()
+            self.resumed = False
             self.trainer.restore_random_state()
         else:
             complete = self._batches()
@@ -123,7 +126,7 @@ class FitLoop:
             self.cut = True
             return
         if self.is_last_batch:
-            self._step_schedulers("epoch")
+            self._step_schedulers("epoch", self.epoch + 1, plateau=True)
         self.epoch += 1
         self.batch = 0
         self.ended = self.validated = False
@@ -133,8 +136,6 @@ class FitLoop:
         trainer, hooks = self.trainer, self.hooks
         resumed, self.resumed = self.resumed, False
         self.source.set_epoch(self.epoch)
-        if not resumed:
-            self.metrics.reset()
         hooks("on_train_epoch_start")
         windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
         trainer.restore_random_state()
@@ -144,9 +145,8 @@ class FitLoop:
         try:
             self.strategy.run_epoch(self, windows)
         except EndEpoch:
-            self.is_last_batch = False
-            if not self.validated and self._validation_due(last=True):
-                self._validate()
+            self.is_last_batch = True
+            self._step_schedulers("epoch", self.epoch + 1, plateau=False)
         return not self._broken or self.is_last_batch
 
     def _end_epoch(self) -> None:
@@ -156,6 +156,7 @@ class FitLoop:
         hooks.of_module("on_train_epoch_end")
         trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=self.global_step - 1)
         trainer.publish(metrics.torchmetrics(), step=self.global_step - 1)
+        metrics.reset()
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
         self._obey(boundary.signal)
@@ -197,14 +198,18 @@ class FitLoop:
                 self._drop_gradients(steps)
                 raise EndEpoch
             self.clock = perf_counter()
+            self.hooks.current = "optimizer_step"
             if not self.module.automatic_optimization:
                 self._manual(step)
             elif number == final:
                 self._automatic(steps)
             else:
                 step.loss = strategy.forward_backward(step)
+            self.hooks.current = None
             if number == final and self._stepped and not self._inner:
                 self._count()
+            if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
+                self._step_schedulers("epoch", self.epoch + 1, plateau=False)
             self.batch = micro.index + 1
             self.batches_seen += 1
             self.validated = False
@@ -306,7 +311,7 @@ class FitLoop:
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
-        self._step_schedulers("step")
+        self._step_schedulers("step", self.global_step, plateau=False)
 
     def _after_window(self, window: Window, steps: list[MicroStep]) -> None:
         self.last_batch_size = int(window.total)
@@ -316,11 +321,14 @@ class FitLoop:
         if self._stepped:
             self._record(steps)
         boundary = self.boundary
-        if self.global_step >= boundary.next_step or boundary.wish_pending():
-            self._agree(steps[-1].index)
+        watched = self._stepped and bool(self._schedulers_due("step", self.global_step, plateau=True))
+        if self.global_step >= boundary.next_step or boundary.wish_pending() or watched:
+            self._agree(steps[-1].index, watched)
         last = self.is_last_batch
         if self._validation_due(last):
             self._validate()
+        if self._stepped:
+            self._step_schedulers("step", self.global_step, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
 
@@ -342,14 +350,15 @@ class FitLoop:
             boundary.record(self.global_step, mean, weight)
 
     # -- boundaries ---------------------------------------------------------------------------------------------
-    def _agree(self, index: int) -> None:
-        """Exchange with the other ranks; write the step's metrics where a log boundary falls on this step."""
+    def _agree(self, index: int, watched: bool = False) -> None:
+        """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
+        where they are ``watched`` by a scheduler that steps now; they are written at log boundaries only."""
         trainer = self.trainer
         clock = perf_counter()
         at_log = self.global_step % trainer.log_every_n_steps == 0
-        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log else None)
-        if at_log:
-            trainer.publish(exchange, step=self.global_step - 1)
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log or watched else None)
+        if at_log or watched:
+            trainer.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
 
     def _obey(self, signal: int | None) -> None:
@@ -364,6 +373,8 @@ class FitLoop:
         every = trainer.check_val_every_n_epoch
         if every is not None and (self.epoch + 1) % every != 0:
             return False
+        if self._stop():  # what training ends with is validated
+            return True
         due = trainer.val_check_batch
         if due == float("inf"):
             return last
@@ -372,6 +383,8 @@ class FitLoop:
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
+        if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
+            self.hooks.of_module("on_validation_model_zero_grad")
         try:
             self.trainer.validate_within_fit()
         except Abandoned as stop:
@@ -381,11 +394,20 @@ class FitLoop:
         self._obey(self.boundary.signal)
 
     # -- schedulers ---------------------------------------------------------------------------------------------
-    def _step_schedulers(self, interval: str) -> None:
-        count = self.global_step if interval == "step" else self.epoch + 1
-        for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval and count % config.frequency == 0:
-                self._step_scheduler(config)
+    def _schedulers_due(self, interval: str, count: int, plateau: bool) -> list[SchedulerConfig]:
+        """The schedulers that step after ``count`` intervals; a module that optimises by hand steps its own."""
+        if not self.module.automatic_optimization:
+            return []
+        return [
+            config
+            for config in self.trainer.lr_scheduler_configs
+            if config.interval == interval and config.reduce_on_plateau is plateau and count % config.frequency == 0
+        ]
+
+    def _step_schedulers(self, interval: str, count: int, *, plateau: bool) -> None:
+        """Step what is due; those on a plateau come after the metrics that they watch, the others as soon as can be."""
+        for config in self._schedulers_due(interval, count, plateau):
+            self._step_scheduler(config)
 
     def _step_scheduler(self, config: SchedulerConfig) -> None:
         metric = None

@@ -48,13 +48,10 @@ class MicroStep:
         metrics.batch = self.micro
         metrics.fraction = fraction
         hooks = fit.hooks
-        hooks.current = "training_step"
+        former, hooks.current = hooks.current, "training_step"
         module = fit.module
-        if fit.step_takes_index:
-            output = module.training_step(batch, self.index)
-        else:
-            output = module.training_step(batch)
-        hooks.current = None
+        output = module.training_step(*fit.step_arguments(self.micro, batch))
+        hooks.current = former
         self.output = output
         loss = output
         if not isinstance(output, torch.Tensor):

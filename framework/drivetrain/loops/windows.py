@@ -60,11 +60,16 @@ class Windows:
         """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""
         strategy = self.fit.strategy
         sizes = [float(m.total) for m in batches] + [0.0] * (self.accumulate - len(batches))
-        mine = torch.tensor(sizes, dtype=torch.float64, device=strategy.device)
-        seen = [t.tolist() for t in strategy.gather(mine)]
+        final = float(any(m.last for m in batches))
+        mine = torch.tensor([*sizes, final], dtype=torch.float64, device=strategy.device)
+        gathered = [t.tolist() for t in strategy.gather(mine)]
+        seen, ends = [row[:-1] for row in gathered], [bool(row[-1]) for row in gathered]
         if self.source.own_stream:
-            common = min(sum(size > 0 for size in rank) for rank in seen)
+            counts = [sum(size > 0 for size in rank) for rank in seen]
+            common = min(counts)
             del batches[common:]
+            if batches:  # the epoch ends for all where it does for one: validation and schedulers follow from it
+                batches[-1].last = any(end and n == common for end, n in zip(ends, counts, strict=True))
             return sum(sum(rank[:common]) for rank in seen) if common else None
         if any(other != seen[0] for other in seen):
             found = ", ".join(f"rank {rank}: {int(sum(sizes))} samples" for rank, sizes in enumerate(seen))
