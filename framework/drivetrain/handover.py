@@ -55,7 +55,9 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         with trainer.consensus():
             weights = trainer.strategy.state_dict([])["module"] if request.stage == "fit" else {}
         state = {
-            "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()} if trainer.return_weights else {},
+            "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()}
+            if trainer.return_weights
+            else {},
             "training": module.training,
             "hparams": to_safe(dict(module.hparams)),
             "result": to_safe(result),

@@ -25,6 +25,7 @@ from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.sharding import BatchSource, as_sources
+from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
@@ -102,7 +103,6 @@ def _loader(request: Request, which: str) -> Any:
 
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
-    module, stage = request.module, request.stage
     signals.clear()
     with signals.handling(), _deterministic(trainer):
         try:
@@ -157,9 +157,13 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     with strategy.init_context():
         module.configure_model()
     strategy.prepare(module, stage)
-    trainer.choose_transfer()
+    trainer.to_device = BatchTransfer(trainer)
     _log_hyperparameters(trainer)
-    result = _fit(trainer, request) if stage == "fit" else _evaluate(trainer, request)
+    result = None
+    if stage == "fit":
+        _fit(trainer, request)
+    else:
+        result = _evaluate(trainer, request)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:

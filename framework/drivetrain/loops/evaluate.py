@@ -1,4 +1,4 @@
-"""Validation and test: every sample once on one rank, metrics over all of them. No rank waits for another until the end."""
+"""Validation, test and prediction: every sample once on one rank; no rank waits for another until the end."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ class EvaluateLoop:
         by_batch: dict[int, Exchange] = {}
         epoch = Exchange({}, exchange.columns, [], [])
         for key, value in exchange.values.items():
-            batch, cut, name = key.rpartition("\n")
+            number, cut, name = key.rpartition("\n")
             if not cut:
                 epoch.values[name] = value
                 continue
-            step = by_batch.setdefault(int(batch), Exchange({}, {}, [], []))
+            step = by_batch.setdefault(int(number), Exchange({}, {}, [], []))
             step.values[name], step.columns[name] = value, exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
@@ -180,9 +180,11 @@ class PredictLoop:
         for micro in source:
             batch = trainer.to_device(micro)
             hooks("on_predict_batch_start", batch, micro.index, *loader)
-            output = strategy.evaluation_step(
-                lambda batch, micro=micro: module.predict_step(*arguments(micro, batch)), batch
-            )
+
+            def call(batch: Any, micro: MicroBatch = micro) -> Any:
+                return module.predict_step(*arguments(micro, batch))
+
+            output = strategy.evaluation_step(call, batch)
             hooks("on_predict_batch_end", output, batch, micro.index, *loader)
             if micro.copies == 1 or strategy.data.rank == 0:
                 found.append((micro.index, strategy.data.rank, output))

@@ -393,7 +393,8 @@ class FitLoop:
             known = self.trainer.callback_metrics
             metric = known.get(config.monitor or "")
             if metric is None:
-                what = f"the scheduler watches {config.monitor!r}, which was not logged: {nearest(config.monitor or '', known)}"
+                hint = nearest(config.monitor or "", known)
+                what = f"the scheduler watches {config.monitor!r}, which was not logged: {hint}"
                 if config.strict:
                     raise ConfigurationError(what)
                 warnings.warn(what, stacklevel=2)
