@@ -7,6 +7,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,17 @@ def test_table_after_test_and_validate(make_trainer: Callable[..., Any], console
     trainer.call("setup", "validate")
     trainer.validate_now(**{"val/loss": 0.125})
     assert re.search(r"val/loss\W+0\.125", text(console))
+
+
+def test_table_only_when_asked_for(make_trainer: Callable[..., Any]) -> None:
+    console = Console(file=io.StringIO())
+    trainer = make_trainer(RichProgressBar(console=console))
+    trainer.request = SimpleNamespace(verbose=False)
+    trainer.log(**{"test/accuracy": 0.98})
+    trainer.call("setup", "test")
+    trainer.call("on_test_start")
+    trainer.call("on_test_end")
+    assert text(console) == ""
 
 
 def test_fit_prints_no_table(make_trainer: Callable[..., Any]) -> None:

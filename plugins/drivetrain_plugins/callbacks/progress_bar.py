@@ -202,7 +202,7 @@ class RichProgressBar(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end_evaluation()
         if not self._fitting:
-            self._table("validate", trainer.callback_metrics)
+            self._table("validate", trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start_evaluation("test", trainer.num_test_batches)
@@ -220,7 +220,7 @@ class RichProgressBar(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end_evaluation()
-        self._table("test", trainer.callback_metrics)
+        self._table("test", trainer)
 
     def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start_evaluation("predict", getattr(trainer, "num_predict_batches", None))
@@ -239,8 +239,10 @@ class RichProgressBar(Callback):
     def on_predict_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end_evaluation()
 
-    def _table(self, title: str, metrics: Mapping[str, Any]) -> None:
-        if not metrics:
+    def _table(self, title: str, trainer: Trainer) -> None:
+        metrics = trainer.callback_metrics
+        request = getattr(trainer, "request", None)
+        if not metrics or not getattr(request, "verbose", True):
             return
         table = Table(title=f"{title} metrics", title_justify="left")
         table.add_column("metric")

@@ -68,7 +68,7 @@ class ThroughputMonitor(Callback):
                 "batches_per_second": self._batches / self._seconds,
             }
             for logger in trainer.loggers:
-                logger.log_metrics(rates, step=step)
+                logger.log_metrics(rates, step=step - 1)  # like the metrics of that step
         self._total_samples += self._samples
         self._total_seconds += self._seconds
         self._samples = self._batches = 0
