@@ -95,7 +95,8 @@ class FakeTrainer:
         self.saved.append(path.name)
 
     def log(self, **metrics: float) -> None:
-        self.callback_metrics.update({name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()})
+        for name, value in metrics.items():
+            self.callback_metrics[name] = torch.tensor(value, dtype=torch.float64)
 
     def call(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
@@ -148,7 +149,7 @@ class FakeTrainer:
         return self
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def checkpoint_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def point_last(folder: str | Path, name: str) -> Path:
         assert (Path(folder) / name / "manifest.json").is_file(), "last may only point at what is complete"
@@ -171,7 +172,7 @@ def checkpoint_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path) -> Callable[..., FakeTrainer]:
+def make_trainer(tmp_path: Path, checkpoint_folder: None) -> Callable[..., FakeTrainer]:
     def make(*callbacks: Callback, **attributes: Any) -> FakeTrainer:
         return FakeTrainer(tmp_path, list(callbacks), **attributes)
 

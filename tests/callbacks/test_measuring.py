@@ -164,6 +164,7 @@ def test_throughput(make_trainer: Callable[..., Any], clock: Clock) -> None:
     trainer.call("on_train_start")
 
     def batch(seconds: float, steps: bool = True) -> None:
+        trainer.call("on_train_batch_start", None, 0)
         clock.now += seconds
         trainer.global_step += steps
         trainer.call("on_train_batch_end", None, None, 0)
@@ -176,6 +177,7 @@ def test_throughput(make_trainer: Callable[..., Any], clock: Clock) -> None:
     trainer.call("on_validation_start")
     clock.now += 100
     trainer.call("on_validation_end")
+    clock.now += 100  # other callbacks, a checkpoint
     batch(0.5)
     assert trainer.loggers[0].rows[1:] == [(3, {"samples_per_second": 16.0, "batches_per_second": 3.0})]
     trainer.last_batch_size = 2

@@ -190,6 +190,15 @@ def test_resume_finishes_the_deletion_a_kill_prevented(make_trainer: Callable[..
     assert names(again.dirpath) == ["epoch=1-step=8.ckpt"]
 
 
+def test_state_brought_back_from_workers(make_trainer: Callable[..., Any]) -> None:
+    worker, caller = (ModelCheckpoint(monitor="val/loss", save_last=True, save_top_k=2) for _ in range(2))
+    make_trainer(worker).fit(3, losses)
+    caller.load_state_dict(worker.state_dict())
+    for name in ("dirpath", "best_model_path", "best_model_score", "last_model_path", "best_k_models"):
+        assert getattr(caller, name) == getattr(worker, name)
+    assert len(make_trainer(caller).fit(3, losses).saved) == 3, "another fit starts over, with step 12 saved again"
+
+
 def test_resume_into_another_folder_remembers_the_best(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     first = ModelCheckpoint(dirpath=tmp_path / "old", monitor="val/loss")
     make_trainer(first).fit(2, losses)

@@ -206,6 +206,7 @@ class ModelCheckpoint(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         """Take up what a checkpoint said of the folder, as far as it is still there."""
         self._fitting, self._seconds_at = True, None
+        self._saved_at = min(self._saved_at, trainer.global_step)
         self._delete(trainer, self._kept.doomed)
         self._kept = self._kept.present(self._names, self.mode)
 
@@ -356,7 +357,11 @@ class ModelCheckpoint(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the folder of the checkpoint; where another one is used now, only its best is remembered."""
+        """Go on with the folder of the checkpoint; where another one is used now, only its best is remembered.
+
+        A callback that was never set up takes the folder over: the caller's own, once its workers are done.
+        """
+        self.dirpath = self.dirpath or state_dict["dirpath"]
         kept = Kept(**{name: state_dict[name] for name in Kept().state_dict()})
         self._saved_at = state_dict["saved_at"]
         moved = state_dict["dirpath"] != self.dirpath and kept.best not in self._names
