@@ -1,0 +1,254 @@
+"""The command ``python train.py`` (``drivetrain train``): from words to runs.
+
+Order: compose the config, check it (no torch, nothing written), let Hydra make the run folder, import torch and the
+engine, start the workers. Hydra's main runs once, also for a sweep: each of its jobs starts workers of its own.
+
+Exit codes: 0; 1 a run failed; 2 the request cannot be carried out; 130 and 143 stopped by SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from drivetrain import record
+from drivetrain.cli import search
+from drivetrain.cli.compose import CONFIG_NAME, VERSION_BASE, composed, probes, session
+from drivetrain.cli.execute import execute
+from drivetrain.cli.joined import Meeting, meeting
+from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
+from drivetrain.cli.request import Request, check, check_writable
+from drivetrain.cli.table import Outcome, show
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
+from drivetrain.launch.environment import detect
+from drivetrain.launch.job import Job
+
+
+class _Stop(BaseException):
+    """Carries :class:`Interrupted` through Hydra, whose sweep goes on after any ``Exception``."""
+
+    def __init__(self, cause: Interrupted) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass
+class Command:
+    """One invocation.
+
+    Attributes:
+        argv: the words after the program's name.
+        args: the same, parsed by Hydra's own parser.
+        joined: this process's place, when another launcher started it.
+        outcomes: how the jobs ended so far.
+    """
+
+    argv: list[str]
+    args: argparse.Namespace
+    joined: Job | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def overrides(self) -> list[str]:
+        return list(self.args.overrides)
+
+    @property
+    def config_name(self) -> str:
+        return self.args.config_name or CONFIG_NAME
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command with ``argv`` (default: the process's own) and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = get_args_parser().parse_args(words)
+    command = Command(words, args)
+    try:
+        return _dispatch(command)
+    except _Stop as stop:
+        return _say(stop.cause, stop.cause.exit_code)
+    except ConfigurationError as error:
+        return _refuse(command, str(error))
+    except DrivetrainError as error:
+        return _say(error, error.exit_code)
+    except COMPOSITION_ERRORS as error:
+        return _refuse(command, explain(error, command.overrides, args.config_dir))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _refuse(command: Command, sentence: str) -> int:
+    """Ranks that another launcher started all come to the same refusal: the first says it."""
+    if command.joined is None or command.joined.rank == 0:
+        _say(sentence, ConfigurationError.exit_code)
+    return ConfigurationError.exit_code
+
+
+def _say(error: object, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def _dispatch(command: Command) -> int:
+    args = command.args
+    if args.help:
+        from drivetrain.cli.help import text
+
+        name = Path(sys.argv[0]).name
+        script = name.endswith(".py")
+        print(
+            text(
+                f"python {name}" if script else "drivetrain train",
+                name if script else "-m drivetrain train",
+                args.config_dir,
+            )
+        )
+        return 0
+    if args.cfg or args.info or args.hydra_help or args.shell_completion:
+        return _hydra(command, [])
+    command.joined = detect()
+    if command.joined is not None:
+        return _join(command, command.joined)
+    if args.multirun:
+        return _sweep(command)
+    with session(args.config_dir):
+        config = composed(command.overrides, command.config_name)
+    if OmegaConf.select(config, "hydra.mode") is not None and config.hydra.mode.name == "MULTIRUN":
+        return _sweep(command)
+    request = check(_without_hydra(config))
+    folder = Path(config.hydra.run.dir).absolute()
+    check_writable(folder)
+    _hydra(command, [_assign("hydra.run.dir", folder)], request)
+    show(command.outcomes, sweep=False)
+    return 0
+
+
+def _sweep(command: Command) -> int:
+    """Refuse what no job could be composed from; then a job that fails is marked and the others run."""
+    with session(command.args.config_dir):
+        for overrides in probes(command.overrides):
+            config = composed(overrides, command.config_name)
+    check_writable(Path(config.hydra.sweep.dir).absolute())
+    try:
+        _hydra(command, [])
+    except Exception:
+        # Hydra raises the first job's error after the last job; the table holds them all.
+        if all(one.error is None for one in command.outcomes):
+            raise
+    show(command.outcomes, sweep=True)
+    return int(any(one.error is not None for one in command.outcomes))
+
+
+def _join(command: Command, joined: Job) -> int:
+    """This process is one worker: rank 0 alone goes through Hydra's main, which writes ``.hydra``."""
+    if command.args.multirun:
+        raise ConfigurationError(
+            f"a sweep (-m) starts workers for each of its jobs and cannot run under {joined.origin}:"
+            f" run it without {joined.origin}"
+        )
+    with session(command.args.config_dir):
+        config = composed(command.overrides, command.config_name)
+    request = check(_without_hydra(config), joined)
+    with meeting(joined, request.launcher.start_timeout) as others:
+        if joined.rank > 0:
+            execute(request, others.hear(), _recipe(config), joined)
+            return 0
+        folder = Path(config.hydra.run.dir).absolute()
+        with _told(others):
+            check_writable(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+        others.tell(folder)
+        _hydra(command, [_assign("hydra.run.dir", folder)], request)
+        show(command.outcomes, sweep=False)
+    return 0
+
+
+@contextmanager
+def _told(others: Meeting) -> Iterator[None]:
+    """Let the other ranks know why there will be no run."""
+    try:
+        yield
+    except (DrivetrainError, OSError) as error:
+        others.tell(None, str(error))
+        raise
+
+
+def _hydra(command: Command, more: list[str], request: Request | None = None) -> int:
+    """Hydra's main: run folder, ``.hydra``, job logging, sweeps."""
+    search.register(command.args.config_dir)
+
+    def job(config: DictConfig) -> None:
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        outcome = Outcome(list(HydraConfig.get().overrides.task), folder)
+        command.outcomes.append(outcome)
+        try:
+            asked = request or check(config)
+            outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined)
+        except Interrupted as error:
+            raise _Stop(error) from error
+        except Exception as error:
+            outcome.error = str(error) or type(error).__name__
+            outcome.record = _left_in(folder)
+            if command.args.multirun:
+                _say(f"job {len(command.outcomes) - 1} failed: {outcome.error}", 1)
+                if not isinstance(error, DrivetrainError):
+                    traceback.print_exc()
+            raise
+
+    main = hydra.main(config_path=None, config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
+    with _command_line([*command.argv, *more]):
+        main()
+    return 0
+
+
+def _left_in(folder: Path) -> dict[str, Any]:
+    """The record that a failed run left, if it got that far."""
+    return record.read(folder) if (folder / record.FILE).exists() else {}
+
+
+@contextmanager
+def _command_line(words: list[str]) -> Iterator[None]:
+    """Hydra's main reads the process's arguments, and ends the process on errors unless told otherwise."""
+    argv, variable = sys.argv, "HYDRA_FULL_ERROR"
+    before = os.environ.get(variable)
+    sys.argv, os.environ[variable] = [argv[0], *words], "1"
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if before is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = before
+
+
+def _without_hydra(config: DictConfig) -> DictConfig:
+    own = config.copy()
+    with open_dict(own):
+        del own["hydra"]
+    return own
+
+
+def _recipe(config: DictConfig) -> str:
+    return _recipe_of(config.hydra)
+
+
+def _recipe_of(node: Any) -> str:
+    return str(node.runtime.choices.get("recipe"))
+
+
+def _assign(key: str, value: object) -> str:
+    """An override whose value may hold any character."""
+    text = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{text}'"

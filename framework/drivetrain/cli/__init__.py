@@ -1,0 +1,1 @@
+"""What happens between the command line and the first worker, and what is said afterwards."""

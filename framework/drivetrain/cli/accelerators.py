@@ -1,0 +1,55 @@
+"""How many GPUs this process may use, asked without creating a CUDA context (a context does not survive a fork)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def gpu_count() -> int:
+    """Number of NVIDIA GPUs that torch would see, honouring ``CUDA_VISIBLE_DEVICES``; 0 where torch has no CUDA."""
+    return visible(_present(), os.environ.get("CUDA_VISIBLE_DEVICES")) if _torch_has_cuda() else 0
+
+
+def visible(present: int, mask: str | None) -> int:
+    """How many of ``present`` GPUs the environment variable's value leaves: the list ends at its first bad entry."""
+    if mask is None:
+        return present
+    count = 0
+    for entry in (part.strip() for part in mask.split(",")):
+        index_fits = entry.isdigit() and int(entry) < present
+        if not index_fits and not (present and entry.startswith(("GPU-", "MIG-"))):
+            break
+        count += 1
+    return count
+
+
+def _present() -> int:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return _listed_by_driver()
+    if nvml.nvmlInit_v2() != 0:
+        return _listed_by_driver()
+    count = ctypes.c_uint(0)
+    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
+    return _listed_by_driver() if failed else count.value
+
+
+def _listed_by_driver() -> int:
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return len(list(gpus.iterdir())) if gpus.is_dir() else 0
+
+
+def _torch_has_cuda() -> bool:
+    """Read from torch's version file: importing torch takes seconds and is not needed to refuse a request."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    text = (Path(spec.origin).parent / "version.py").read_text()
+    found = re.search(r"^cuda\b.*=\s*(.+)$", text, re.MULTILINE)
+    return found is not None and found.group(1).strip() != "None"

@@ -1,0 +1,145 @@
+"""Run one checked request: start the workers or join those that are there, and leave the run record."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain import record
+from drivetrain.cli.joined import logged
+from drivetrain.cli.request import Request
+from drivetrain.errors import DrivetrainError, Interrupted, WorkerError
+from drivetrain.launch.job import Job
+
+LOGS = "logs"
+
+
+def execute(request: Request, folder: Path, recipe: str, joined: Job | None = None) -> dict[str, Any]:
+    """Run ``request`` in ``folder`` and return its record, which also lies there as ``run.json`` (rank 0).
+
+    Args:
+        request: what :func:`drivetrain.cli.request.check` returned.
+        folder: the run folder, which exists.
+        recipe: the choice of the group ``recipe``, for the record.
+        joined: this process's place, when it is itself a worker.
+
+    Raises:
+        DrivetrainError: the run failed; the record says so too.
+    """
+    plan = request.plan
+    blank = record.blank(
+        strategy=plan.strategy,
+        world_size=plan.world_size,
+        devices=request.workers,
+        num_nodes=plan.num_nodes,
+        seed=request.job.seed,
+        recipe=recipe,
+    )
+    payload = {"config": request.config, "run_folder": str(folder), "record": blank}
+    began = time.perf_counter()
+    first = joined.rank == 0 if joined else request.job.node_rank == 0
+    try:
+        summary = _join(joined, request, payload) if joined else _launch(request, payload)
+    except Interrupted as error:
+        if first:
+            _close(folder, blank, "interrupted", str(error), began)
+        raise
+    except BaseException as error:
+        if first:
+            _close(folder, blank, "failed", _sentence(error), began)
+        raise
+    result = {**blank, **summary}
+    if first:
+        record.write(folder, result)
+    return result
+
+
+def _launch(request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
+    from drivetrain.cli.worker import preload, worker
+    from drivetrain.launch import launch
+
+    preload(request.config)
+    several = request.job.num_nodes > 1
+    with _frames_cleared():
+        values = launch(
+            worker,
+            payload,
+            workers=request.workers,
+            num_nodes=request.job.num_nodes,
+            node_rank=request.job.node_rank,
+            master_addr=request.job.master_addr,
+            # One node takes any free port, so that starts in a row never clash.
+            master_port=request.job.master_port if several else 0,
+            accelerator=request.plan.accelerator,
+            backend=request.plan.backend,
+            log_dir=Path(payload["run_folder"]) / LOGS,
+            timeout=request.launcher.timeout,
+            start_timeout=request.launcher.start_timeout,
+            max_restarts=request.launcher.max_restarts,
+        )
+    summary = values[min(values)]
+    return summary if isinstance(summary, dict) else {}
+
+
+@contextmanager
+def _frames_cleared() -> Iterator[None]:
+    """Hydra keeps the error of a sweep's job. Its frames would keep the launcher's store, a thread and a port, and the
+    next job could not be forked."""
+    try:
+        yield
+    except BaseException as error:
+        one: BaseException | None = error
+        while one is not None:
+            traceback.clear_frames(one.__traceback__)
+            one = one.__cause__ or one.__context__
+        raise
+
+
+def _join(joined: Job, request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
+    from drivetrain.cli.worker import worker
+    from drivetrain.launch import handling, set_current_job
+
+    job = place(joined, request)
+    set_current_job(job)
+    try:
+        with handling(), logged(Path(payload["run_folder"]) / LOGS, job.rank):
+            try:
+                return worker(job, payload)
+            except DrivetrainError:
+                raise
+            except Exception as error:
+                traceback.print_exc(file=sys.stderr)
+                summary = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise WorkerError(f"rank {job.rank} failed: {summary}", rank=job.rank) from error
+    finally:
+        set_current_job(None)
+
+
+def place(joined: Job, request: Request) -> Job:
+    """``joined`` with what the environment of its launcher does not say."""
+    return replace(
+        joined,
+        accelerator=request.plan.accelerator,
+        backend=request.plan.backend,
+        timeout=request.launcher.timeout,
+    )
+
+
+def _close(folder: Path, blank: dict[str, Any], status: str, error: str, began: float) -> None:
+    """Complete what rank 0 left behind, or write the first record of a run that never got so far."""
+    known = record.read(folder) if (folder / record.FILE).exists() else blank
+    known["seconds"] = {**known["seconds"], "total": time.perf_counter() - began}
+    record.write(folder, {**known, "status": status, "error": error})
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error).splitlines()
+    if isinstance(error, DrivetrainError) and text:
+        return text[0]
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,248 @@
+"""From a composed config to a request that can be carried out, or one sentence why not. Imports no torch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from drivetrain import registry
+from drivetrain.cli.accelerators import gpu_count
+from drivetrain.cli.options import TASKS, JobOptions, LauncherOptions, TrainerOptions
+from drivetrain.cli.schema import checked, written
+from drivetrain.declaration import Declaration, Plan, refuse
+from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.folders import make_importable
+from drivetrain.launch.job import Job
+
+PART_GROUPS = {"callbacks": "callbacks", "logger": "loggers"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What will be run. Plain data but for ``plan.options``.
+
+    Attributes:
+        job: the top-level keys.
+        launcher: how local workers are started.
+        trainer: the Trainer's keyword arguments.
+        plan: what the strategy's declaration accepted.
+        workers: processes on this node.
+        config: the whole config as plain containers, interpolations resolved.
+    """
+
+    job: JobOptions
+    launcher: LauncherOptions
+    trainer: TrainerOptions
+    plan: Plan
+    workers: int
+    config: dict[str, Any]
+
+
+def check(config: DictConfig, joined: Job | None = None) -> Request:
+    """Refuse everything that can be known to fail before a process starts.
+
+    Args:
+        config: the composed config, without Hydra's own node.
+        joined: this process's place, when torchrun, srun or mpirun started it.
+
+    Raises:
+        ConfigurationError: one sentence (a line for each conflict).
+    """
+    plain = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(plain, dict)
+    values = {str(key): value for key, value in plain.items()}
+    top = {key: value for key, value in values.items() if key in JobOptions.__dataclass_fields__}
+    job = checked(JobOptions, top)
+    if job.node_rank >= job.num_nodes:
+        raise ConfigurationError(
+            f"node_rank={job.node_rank} must be less than num_nodes={job.num_nodes}: nodes count from 0"
+        )
+    trainer = checked(TrainerOptions, _group(values, "trainer"), "trainer")
+    launcher = checked(LauncherOptions, _group(values, "launcher"), "launcher")
+    declaration, options = _strategy(_group(values, "strategy"))
+    precision = _precision(_group(values, "precision"))
+    for group in PART_GROUPS:
+        _parts(values.get(group), group)
+    _checkpoint(values.get("checkpoint"))
+    for group in ("model", "data", "optimizer", "scheduler"):
+        _target(values.get(group), group, needed=group == "model")
+    _resume(job.resume)
+    accelerator, workers = _workers(job, declaration, joined)
+    plan = Plan(
+        strategy=declaration.name,
+        options=options,
+        world_size=joined.world_size if joined else workers * job.num_nodes,
+        num_nodes=joined.num_nodes if joined else job.num_nodes,
+        accelerator=accelerator,
+        backend=_backend(job, accelerator),
+        precision=precision,
+        accumulation=trainer.accumulate_grad_batches,
+        clip_value=trainer.gradient_clip_val or None,
+        clip_algorithm=trainer.gradient_clip_algorithm or "norm",
+        batch=trainer.batch,
+        stages=TASKS[job.task],
+    )
+    refuse(plan, declaration)
+    # The worker reads options with the schema's types and defaults, not what was typed.
+    values |= {"trainer": asdict(trainer), "launcher": asdict(launcher), **asdict(job)}
+    values |= {"accelerator": plan.accelerator, "backend": plan.backend}
+    values["strategy"] = {"name": declaration.name, **asdict(options)}
+    return Request(job, launcher, trainer, plan, workers, values)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a run folder that cannot be made, without making it."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigurationError(f"the run folder {folder} cannot be made: {place} is a file; choose hydra.run.dir")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigurationError(
+            f"the run folder {folder} cannot be written: {place}: {reason}; choose another with hydra.run.dir=FOLDER"
+        ) from error
+
+
+def _group(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    group = values.get(name)
+    if group is None:
+        return {}
+    if not isinstance(group, dict):
+        raise ConfigurationError(f"{name}={group} is not a choice of the group {name}: see --help for its choices")
+    return {str(key): value for key, value in group.items()}
+
+
+def _strategy(group: dict[str, Any]) -> tuple[Declaration, Any]:
+    name = group.pop("name", None)
+    if not isinstance(name, str):
+        raise ConfigurationError("strategy.name must be given: choose one with strategy=NAME")
+    declaration = registry.load("strategies", name)
+    if not isinstance(declaration, Declaration):
+        raise ConfigurationError(
+            f"strategy {name!r} is registered as a {type(declaration).__name__}:"
+            " its package must register a drivetrain.declaration.Declaration"
+        )
+    return declaration, checked(declaration.options, group, "strategy")
+
+
+def _precision(group: dict[str, Any]) -> str:
+    name = str(group.get("name", "32-true"))
+    registry.entry("precisions", name)
+    for key in group:
+        if key not in {"name", "loss_scale"}:
+            raise ConfigurationError(f"there is no option 'precision.{key}': {nearest(key, ['name', 'loss_scale'])}")
+    scale = group.get("loss_scale")
+    if not (scale in (None, "dynamic") or (isinstance(scale, int | float) and scale > 0)):
+        raise ConfigurationError(f"precision.loss_scale={scale} must be a number greater than 0, dynamic or null")
+    return name
+
+
+def _parts(group: Any, where: str) -> None:
+    """Callbacks or loggers: ``{key: null | arguments}``, built from ``_target_``, else ``name``, else the key."""
+    if group is None:
+        return
+    if not isinstance(group, dict):
+        raise ConfigurationError(f"{where}={group} is not a choice of the group {where}: see --help for its choices")
+    for key, arguments in group.items():
+        if arguments is None:
+            continue
+        if not isinstance(arguments, dict):
+            raise ConfigurationError(
+                f"{where}.{key}={written(arguments)} must be null or the arguments of a registered name or a _target_"
+            )
+        if "_target_" in arguments:
+            _target(arguments, f"{where}.{key}", needed=True)
+        else:
+            registry.entry(PART_GROUPS[where], str(arguments.get("name", key)))
+
+
+def _checkpoint(group: Any) -> None:
+    if group is None:
+        return
+    if not isinstance(group, dict):
+        raise ConfigurationError(f"checkpoint={group} is not a choice of the group checkpoint: see --help")
+    if "_target_" not in group and group.get("name") is not None:
+        registry.entry("callbacks", str(group["name"]))
+    if group.get("dir") is not None:
+        check_writable(Path(str(group["dir"])))
+
+
+def _target(group: Any, where: str, needed: bool) -> None:
+    if group is None and not needed:
+        return
+    target = group.get("_target_") if isinstance(group, dict) else None
+    if group is None or (not group and needed):
+        raise ConfigurationError(f"no {where} is chosen: use recipe=NAME or {where}=NAME")
+    if not isinstance(target, str) or not target.strip("."):
+        if not group and not needed:
+            return
+        raise ConfigurationError(f"{where} has no _target_: write {where}._target_=package.module.Class")
+    make_importable()
+    package = target.partition(".")[0]
+    # Only the top package is looked for: finding a submodule would import its parents, and they may import torch.
+    try:
+        found = find_spec(package)
+    except ValueError:
+        found = None
+    if found is None:
+        raise ConfigurationError(
+            f"{where}._target_={target}: there is no package {package!r} here; install it or start from its folder"
+        )
+
+
+def _resume(resume: str | None) -> None:
+    if resume in (None, "auto", "last", "best"):
+        return
+    if not Path(str(resume)).exists():
+        raise ConfigurationError(
+            f"resume={resume} does not exist: give a checkpoint, a run folder, or auto, last or best"
+        )
+
+
+def _workers(job: JobOptions, declaration: Declaration, joined: Job | None) -> tuple[str, int]:
+    gpus = gpu_count()
+    accelerator = job.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if gpus and "cuda" in declaration.support.accelerators else "cpu"
+    if accelerator == "cuda" and not gpus:
+        raise ConfigurationError("accelerator=cuda but no GPU can be used here: use accelerator=cpu")
+    if joined is not None:
+        workers = _joined_workers(job, joined)
+    elif isinstance(job.devices, int):
+        workers = job.devices
+    else:
+        workers = gpus if accelerator == "cuda" else 2
+        most = declaration.support.max_world_size
+        if most is not None:
+            workers = max(1, min(workers, most // job.num_nodes))
+    if accelerator == "cuda" and workers > gpus:
+        raise ConfigurationError(
+            f"{workers} workers need {workers} GPUs but this machine has {gpus}: use devices={gpus} or accelerator=cpu"
+        )
+    return accelerator, workers
+
+
+def _joined_workers(job: JobOptions, joined: Job) -> int:
+    for key, asked, present in (
+        ("devices", job.devices, joined.local_world_size),
+        ("num_nodes", job.num_nodes if job.num_nodes > 1 else None, joined.num_nodes),
+    ):
+        if asked not in (None, "auto", present):
+            raise ConfigurationError(f"{key}={asked} but {joined.origin} started {present}: leave {key} out")
+    return joined.local_world_size
+
+
+def _backend(job: JobOptions, accelerator: str) -> str:
+    if job.backend == "nccl" and accelerator == "cpu":
+        raise ConfigurationError("backend=nccl needs GPUs: use backend=gloo or accelerator=cuda")
+    return job.backend or ("nccl" if accelerator == "cuda" else "gloo")

@@ -1,0 +1,99 @@
+"""The table at the end of a run or a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_COLOURS = {"completed": "green", "stopped": "green", "interrupted": "yellow", "failed": "red"}
+_FINAL = ("val/", "test/")
+
+
+@dataclass
+class Outcome:
+    """How one job of a command ended.
+
+    Attributes:
+        overrides: what the user wrote for this job.
+        folder: its run folder.
+        record: its run record, empty where it never began.
+        error: the sentence that ended it.
+    """
+
+    overrides: Sequence[str]
+    folder: Path
+    record: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def status(self) -> str:
+        return str(self.record.get("status", "failed"))
+
+
+def show(outcomes: Sequence[Outcome], sweep: bool, console: Console | None = None) -> None:
+    """Print one row for each job of a sweep, or one for each metric of a single run."""
+    console = console or Console()
+    if sweep:
+        console.print(_jobs(outcomes))
+        for number, outcome in enumerate(outcomes):
+            if outcome.error:
+                first = outcome.error.splitlines()[0]
+                console.print(f"job {number} failed: {first}", style="red", markup=False, soft_wrap=True)
+        return
+    for outcome in outcomes:
+        console.print(_metrics(outcome))
+        console.print(f"run folder: {_short(outcome.folder)}", markup=False, soft_wrap=True, highlight=False)
+
+
+def _jobs(outcomes: Sequence[Outcome]) -> Table:
+    names = sorted({name for one in outcomes for name in one.record.get("metrics", {}) if name.startswith(_FINAL)})
+    # An override that all jobs share tells them apart no more than its absence.
+    shared = set.intersection(*(set(one.overrides) for one in outcomes)) if len(outcomes) > 1 else set()
+    table = Table(title=f"{len(outcomes)} jobs")
+    table.add_column("job", justify="right")
+    for heading in ("overrides", "status"):
+        table.add_column(heading, overflow="fold")
+    for name in (*names, "seconds"):
+        table.add_column(name, justify="right")
+    for number, one in enumerate(outcomes):
+        metrics = one.record.get("metrics", {})
+        table.add_row(
+            str(number),
+            " ".join(override for override in one.overrides if override not in shared),
+            f"[{_COLOURS[one.status]}]{one.status}[/]",
+            *(_number(metrics.get(name)) for name in names),
+            _number(one.record.get("seconds", {}).get("total")),
+        )
+    return table
+
+
+def _metrics(outcome: Outcome) -> Table:
+    record = outcome.record
+    table = Table(title=f"strategy={record['strategy']}, {record['world_size']} workers: {record['status']}")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    rows = {
+        **record.get("metrics", {}),
+        "epochs": record["epochs"],
+        "optimizer steps": record["global_step"],
+        "samples per second": record["throughput"]["samples_per_second"],
+        "seconds": record["seconds"]["total"],
+    }
+    for name, value in rows.items():
+        table.add_row(name, _number(value))
+    return table
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def _short(folder: Path) -> str:
+    return str(folder.relative_to(Path.cwd())) if folder.is_relative_to(Path.cwd()) else str(folder)

@@ -1,0 +1,235 @@
+"""What every worker does: build the module, the data and the Trainer from plain data, run the task, return numbers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import record, registry
+from drivetrain.cli.options import TASKS
+from drivetrain.errors import ConfigurationError, Interrupted, nearest
+from drivetrain.folders import make_importable
+from drivetrain.launch.job import Job
+
+if TYPE_CHECKING:
+    from drivetrain.callback import Callback
+    from drivetrain.logger import Logger
+    from drivetrain.trainer import Trainer
+
+CHECKPOINTS = "checkpoints"
+
+
+def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
+    """Run ``payload["config"]`` (plain containers) in ``payload["run_folder"]``.
+
+    Returns:
+        Plain data for ``run.json``: the Trainer's summary with ``status``; the same on every rank.
+    """
+    from drivetrain.seeding import seed_everything
+
+    config, folder = payload["config"], Path(payload["run_folder"])
+    make_importable()
+    # The module draws its first weights in its constructor: seeded before, alike on every rank.
+    seed_everything(config["seed"])
+    trainer = _trainer(config, folder)
+    try:
+        module = _module(config)
+        data = build(config["data"], "data") if config.get("data") else None
+        _log_choices(trainer, config)
+        summary = _run(trainer, module, data, config, folder)
+    except BaseException as error:
+        if job.rank == 0:
+            _leave_trace(folder, payload["record"], trainer, error)
+        raise
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        logger.finalize(summary["status"])
+    trainer.close()
+    return summary
+
+
+def _run(trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    resume, trained = _resume(config), {}
+    for stage in TASKS[config["task"]]:
+        if stage == "fit":
+            trainer.fit(module, datamodule=data, ckpt_path=resume)
+            # Noted now: testing loads the best weights, which need not be the last.
+            trained = {"status": trainer.status, "weights_digest": trainer.run_summary()["weights_digest"]}
+            resume = "best" if getattr(trainer.checkpoint_callback, "best_model_path", "") else None
+        elif stage == "predict":
+            predictions = trainer.predict(module, datamodule=data, ckpt_path=resume)
+            if trainer.is_global_zero:
+                _save_predictions(predictions, folder)
+        else:
+            getattr(trainer, stage)(module, datamodule=data, ckpt_path=resume, verbose=False)
+    return {"status": trainer.status, **trainer.run_summary(), **trained}
+
+
+def _log_choices(trainer: Trainer, config: Mapping[str, Any]) -> None:
+    """Give the loggers what was chosen; the Trainer adds the module's own hyper-parameters."""
+    if not trainer.is_global_zero:
+        return
+    chosen = {
+        "strategy": config["strategy"]["name"],
+        "workers": trainer.world_size,
+        "precision": config["precision"]["name"],
+        "seed": config["seed"],
+        **{
+            f"{group}.{name}": value
+            for group in ("model", "data", "optimizer", "scheduler")
+            for name, value in (config.get(group) or {}).items()
+            if not name.startswith("_")
+        },
+    }
+    for logger in trainer.loggers:
+        logger.log_hyperparams(chosen)
+
+
+def _resume(config: Mapping[str, Any]) -> str | None:
+    """``resume`` as ``ckpt_path``, which takes a run folder too; here only one that keeps its checkpoints elsewhere."""
+    resume = config["resume"]
+    if resume is None or not (Path(resume) / record.FILE).is_file() or (Path(resume) / CHECKPOINTS).is_dir():
+        return None if resume is None else str(resume)
+    last = record.read(Path(resume)).get("checkpoints", {}).get("last")
+    if not last:
+        raise ConfigurationError(f"resume={resume}: that run left no checkpoint; name another, or leave resume out")
+    return str(last)
+
+
+def _save_predictions(predictions: Any, folder: Path) -> None:
+    """``predictions.pt``: in the order of the data, batch by batch; readable with ``weights_only=True``."""
+    import torch
+
+    from drivetrain.checkpoint import to_safe
+
+    torch.save(to_safe(predictions), folder / "predictions.pt")
+
+
+def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: BaseException) -> None:
+    """What is known without asking another rank, which may be gone."""
+    stopped = isinstance(error, Interrupted | KeyboardInterrupt | SystemExit)
+    known = {
+        "status": "interrupted" if stopped else "failed",
+        "error": str(error) or type(error).__name__,
+        "epochs": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }
+    record.write(folder, {**blank, **known})
+
+
+def _module(config: Mapping[str, Any]) -> Any:
+    partials = {key: build(config[key], key) for key in ("optimizer", "scheduler") if config.get(key)}
+    factory = build({**config["model"], "_partial_": True}, "model")
+    _accepts(factory, partials, f"model {config['model']['_target_']}")
+    return _called(factory, partials, f"model {config['model']['_target_']}")
+
+
+def build(group: Mapping[str, Any], where: str) -> Any:
+    """Instantiate a ``_target_`` config; Hydra's wrapping of the error is taken off."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    try:
+        return instantiate(dict(group), _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if cause is None or isinstance(cause, ImportError | AttributeError):
+            first = next(line for line in str(cause or error).splitlines() if line)
+            raise ConfigurationError(f"{where}._target_={group.get('_target_')} cannot be imported: {first}") from error
+        if isinstance(cause, TypeError) and "argument" in str(cause):
+            raise ConfigurationError(f"{where}: {cause}") from error
+        raise cause from None
+
+
+def _trainer(config: Mapping[str, Any], folder: Path) -> Trainer:
+    from drivetrain.trainer import Trainer
+
+    options = dict(config["trainer"])
+    bare = options["barebones"]
+    return Trainer(
+        **options,
+        strategy=config["strategy"],
+        accelerator=config["accelerator"],
+        backend=config["backend"],
+        seed=config["seed"],
+        precision=_precision(config["precision"]),
+        callbacks=[] if bare else _callbacks(config, folder),
+        logger=False if bare else _loggers(config.get("logger"), folder),
+        default_root_dir=folder,
+        # Named in the config where they are wanted: the Trainer adds none of its own.
+        enable_checkpointing=bool(config.get("checkpoint")) and not bare,
+        enable_progress_bar="progress_bar" in (config.get("callbacks") or {}),
+        enable_model_summary=False,
+    )
+
+
+def _precision(group: Mapping[str, Any]) -> Any:
+    name = str(group["name"])
+    return registry.load("precisions", name)(name, loss_scale=group.get("loss_scale"))
+
+
+def _callbacks(config: Mapping[str, Any], folder: Path) -> list[Callback]:
+    found = [
+        part(arguments, key, "callbacks")
+        for key, arguments in (config.get("callbacks") or {}).items()
+        if arguments is not None
+    ]
+    checkpoint = dict(config.get("checkpoint") or {})
+    if checkpoint:
+        dirpath = checkpoint.pop("dir", None) or folder / CHECKPOINTS
+        found.append(part({**checkpoint, "dirpath": str(dirpath)}, "checkpoint", "callbacks"))
+    return found
+
+
+def _loggers(group: Mapping[str, Any] | None, folder: Path) -> list[Logger] | bool:
+    if not group:
+        return False
+    # One folder a run: a logger writes to its own folder in it unless its arguments say otherwise.
+    return [
+        part(arguments, key, "loggers", save_dir=str(folder), name=key, version="")
+        for key, arguments in (group or {}).items()
+        if arguments is not None
+    ]
+
+
+def part(arguments: Mapping[str, Any], key: str, group: str, **usual: Any) -> Any:
+    """A callback or logger: its ``_target_``, else the plugin registered as ``name``, else as ``key``.
+
+    ``usual``: arguments given where the class takes them and ``arguments`` does not hold them.
+    """
+    if "_target_" in arguments:
+        return build(arguments, f"{group}.{key}")
+    rest = dict(arguments)
+    name = str(rest.pop("name", key))
+    cls = registry.load(group, name)
+    taken = inspect.signature(cls).parameters
+    rest = {**{one: value for one, value in usual.items() if one in taken}, **rest}
+    _accepts(cls, rest, f"{group} {name!r}")
+    return _called(cls, rest, f"{group} {name!r}")
+
+
+def _accepts(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> None:
+    parameters = inspect.signature(factory).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in arguments:
+        if name not in parameters:
+            raise ConfigurationError(f"{what} takes no argument {name!r}: {nearest(name, parameters)}")
+
+
+def _called(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> Any:
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+    return factory(**arguments)
+
+
+def preload(config: Mapping[str, Any]) -> None:
+    """Import, in the parent, what every worker needs, so that a fork has it: no object is made, nothing is computed."""
+    importlib.import_module("drivetrain.trainer")
+    declaration = registry.load("strategies", config["strategy"]["name"])
+    importlib.import_module(declaration.implementation.partition(":")[0])

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drivetrain import app
+from tests import distributed
+
+pytestmark = pytest.mark.usefixtures("no_training")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """All run records below ``folder``, in the order of their paths."""
+    return [json.loads(path.read_text()) for path in sorted(folder.rglob("run.json"))]
+
+
+def test_a_run_is_one_folder_with_its_record(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["strategy=mine", "seed=7"]) == 0
+    (file,) = home.rglob("run.json")
+    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d", str(file.parent.relative_to(home)))
+    assert {path.name for path in file.parent.iterdir()} == {".hydra", "logs", "run.json"}
+    assert {"rank_0.log", "rank_1.log"} <= {path.name for path in (file.parent / "logs").iterdir()}
+    assert yaml.safe_load((file.parent / ".hydra" / "overrides.yaml").read_text()) == ["strategy=mine", "seed=7"]
+    (run,) = records(home)
+    assert run["status"] == "completed" and run["error"] is None
+    assert (run["strategy"], run["world_size"], run["devices"], run["recipe"]) == ("mine", 2, 2, "mnist")
+    assert run["metrics"] == {"val/loss": 7.0}
+    assert run["folder"] == str(file.parent)
+    assert set(run) >= {"throughput", "seconds", "communication", "checkpoints", "versions", "weights_digest"}
+    out = capfd.readouterr().out
+    assert "val/loss" in out and "outputs/" in out
+
+
+def test_a_failing_worker_is_named_first_and_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["strategy=mine", "devices=3", "seed=13", "hydra.run.dir=here, 'it' = ${seed}"]) == 2
+    assert app.run(["strategy=mine", "devices=3", "seed=13", "hydra.run.dir=here/it"]) == 1
+    said = capfd.readouterr().err
+    assert "error: rank 2 failed: ValueError: thirteen is unlucky" in said
+    (run,) = records(home)
+    assert run["status"] == "failed"
+    assert run["error"] == "rank 2 failed: ValueError: thirteen is unlucky"
+    assert run["seconds"]["total"] > 0
+
+
+def test_a_folder_of_any_name(home: Path) -> None:
+    assert app.run(["strategy=mine", "devices=1", "hydra.run.dir='a, b=\\'c\\'/${seed}'"]) == 0
+    assert (home / "a, b='c'" / "1" / "run.json").exists()
+
+
+def test_a_sweep_goes_on_after_a_failing_job(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["-m", "strategy=mine,picky", "seed=13,2", "devices=2"]) == 1
+    (sweep,) = home.glob("multirun/*/*")
+    assert sorted(path.name for path in sweep.iterdir()) == ["0", "1", "2", "3", "multirun.yaml"]
+    assert [run["status"] for run in records(sweep)] == ["failed", "completed", "failed", "completed"]
+    assert [run["strategy"] for run in records(sweep)] == ["mine", "mine", "picky", "picky"]
+    out = capfd.readouterr().out
+    assert "4 jobs" in out
+    assert "strategy=picky seed=2" in re.sub(r"\s+", " ", out)
+
+
+def test_a_refused_job_of_a_sweep_is_marked(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["-m", "strategy=mine,picky", "devices=1"]) == 1
+    said = capfd.readouterr()
+    assert "at least 2 workers" in said.err
+    assert "completed" in said.out and "failed" in said.out
+
+
+def test_a_good_sweep_ends_with_0(home: Path) -> None:
+    assert app.run(["-m", "strategy=mine", "seed=2,3", "devices=1"]) == 0
+    assert [run["seed"] for run in records(home)] == [2, 3]
+
+
+def test_a_signal_ends_a_sweep(home: Path) -> None:
+    assert app.run(["-m", "strategy=mine", "seed=14,2", "devices=1"]) == 143
+    (run,) = records(home)
+    assert run["status"] == "interrupted"
+
+
+def test_arguments_and_environment_are_given_back(home: Path) -> None:
+    import sys
+
+    argv, environ = list(sys.argv), dict(os.environ)
+    app.run(["strategy=mine", "devices=1"])
+    app.run(["strategy=nothing"])
+    assert (sys.argv, dict(os.environ)) == (argv, environ)
+
+
+def test_ranks_that_another_launcher_started_share_one_folder(home: Path) -> None:
+    codes = distributed.run_alone(_join, str(home), timeout=60)
+    assert codes == [0, 0, 0]
+    (run,) = records(home)
+    (folder,) = home.glob("outputs/*/*")
+    assert run["world_size"] == 3 and run["folder"] == str(folder)
+    assert len(list(home.rglob(".hydra"))) == 1
+    assert {path.name for path in (folder / "logs").iterdir()} == {"rank_0.log", "rank_1.log", "rank_2.log"}
+
+
+def test_joined_ranks_hear_of_a_folder_that_cannot_be_written(home: Path) -> None:
+    assert distributed.run_alone(_join, str(home), "hydra.run.dir=/proc/nothing", timeout=60) == [2, 2, 2]
+
+
+def test_a_sweep_of_joined_ranks_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in _environment(0, 2, 1).items():
+        monkeypatch.setenv(name, value)
+    assert app.run(["-m", "seed=1,2"]) == 2
+    assert "run it without torchrun" in capsys.readouterr().err
+    assert list(home.iterdir()) == []
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    return {**{name: str(value) for name, value in place.items()}, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _join(home: str, *more: str) -> list[int]:
+    """Three processes with the environment of a launcher that hosts no store; their exit codes."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    children = []
+    for rank in range(3):
+        pid = os.fork()
+        if pid == 0:
+            code = 99
+            try:
+                os.chdir(home)
+                os.environ.update(_environment(rank, 3, port))
+                code = app.run(["strategy=mine", "accelerator=cpu", *more])
+            finally:
+                os._exit(code)
+        children.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]

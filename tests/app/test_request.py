@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drivetrain import app
+from drivetrain.cli import request as requests
+from drivetrain.cli.accelerators import visible
+from drivetrain.cli.request import Request
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch.job import Job
+from tests.app.fakes import Options, only
+
+# What the user types, and what the sentence must name.
+BAD = [
+    ("strategy=rng", ["strategy", "rng", "ring"]),
+    ("recipe=mnits", ["recipe", "mnits", "'mnist'"]),
+    ("optimizer=adan", ["optimizer", "adan", "'adam'"]),
+    ("precision=17", ["precision", "17", "32-true"]),
+    ("precision=16-mixd", ["'16-mixed'"]),
+    ("sed=3", ["sed", "'seed'"]),
+    ("optimizer.lrr=3", ["optimizer.lrr", "'lr'"]),
+    ("model.dropot=0.1", ["model.dropot", "'dropout'"]),
+    ("strategy=mine strategy.rat=1", ["strategy.rat", "'rate'"]),
+    ("strategy=mine strategy.rounds=few", ["strategy.rounds=few", "whole number"]),
+    ("trainer.max_epoch=3", ["trainer.max_epoch", "'max_epochs'"]),
+    ("+trainer.max_epoch=3", ["trainer.max_epoch", "'max_epochs'"]),
+    ("trainer.max_epochs=many", ["trainer.max_epochs=many", "whole number"]),
+    ("trainer.max_epochs=-2", ["trainer.max_epochs=-2", "at least 0"]),
+    ("trainer.limit_train_batches=-1", ["limit_train_batches=-1", "at least 0"]),
+    ("trainer.limit_val_batches=1.5", ["limit_val_batches=1.5", "1.0"]),
+    ("trainer.accumulate_grad_batches=0", ["accumulate_grad_batches=0", "at least 1"]),
+    ("trainer.batch=globl", ["trainer.batch=globl", "'global'"]),
+    ("trainer.gradient_clip_val=-1", ["gradient_clip_val", "at least 0"]),
+    ("trainer.gradient_clip_val=.nan", ["gradient_clip_val", "nan"]),
+    ("launcher.timeout=0", ["launcher.timeout", "greater than 0"]),
+    ("devices=0", ["devices=0", "at least 1"]),
+    ("devices=two", ["devices=two", "auto"]),
+    ("devices=2000000 accelerator=cuda", ["cuda", "cpu"]),
+    ("num_nodes=2 node_rank=2", ["node_rank=2", "num_nodes=2"]),
+    ("seed=-1", ["seed=-1", "at least 0"]),
+    ("task=tests", ["task=tests", "'test'"]),
+    ("backend=mpi", ["backend=mpi", "gloo"]),
+    ("backend=nccl accelerator=cpu", ["nccl", "gloo"]),
+    ("resume=no/such", ["no/such", "auto"]),
+    ("model=none", ["model"]),
+    ("model._target_=nowhere.Net", ["nowhere", "model._target_"]),
+    ("+callbacks.early_stoping.monitor=a", ["early_stoping", "'early_stopping'"]),
+    ("+callbacks.progress=3", ["callbacks.progress=3"]),
+    ("+logger.tensorbord={}", ["tensorbord", "'tensorboard'"]),
+    ("precision.loss_scale=-2", ["loss_scale=-2"]),
+    ("strategy=picky precision=bf16-mixed", ["picky", "bf16-mixed", "32-true"]),
+    ("strategy=picky devices=1", ["picky", "at least 2 workers"]),
+    ("strategy=picky trainer.gradient_clip_val=1 trainer.gradient_clip_algorithm=value", ["picky", "value", "norm"]),
+    ("strategy=single devices=2", ["single", "devices=1"]),
+    ("seed=1,2", ["seed=1,2", "-m"]),
+    ("a=b=c", ["a=b=c"]),
+    ("hydra.run.dir=/proc/nothing", ["/proc/nothing", "hydra.run.dir"]),
+    ("hydra.run.dir=file/below", ["file", "hydra.run.dir"]),
+    ("checkpoint.dir=/proc/nothing", ["/proc/nothing"]),
+    ("-m strategy=single,rng", ["rng", "ring"]),
+    ("-m seed=1,2 sed=3", ["sed", "'seed'"]),
+    ("--config-dir nowhere", ["nowhere"]),
+]
+
+
+@pytest.mark.parametrize(("words", "named"), BAD, ids=[words for words, _ in BAD])
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    words: str, named: list[str], home: Path, strangers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "file").touch()
+    assert app.run(words.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    for word in named:
+        assert word in said.err
+    assert [path.name for path in home.iterdir()] == ["file"]
+
+
+def test_defaults(request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "gpu_count", lambda: 0)
+    assert only(request_of().plan) == "ddp on 2 x cpu over gloo"
+    assert only(request_of(["strategy=single"]).plan) == "single on 1 x cpu over gloo"
+    assert only(request_of(["strategy=mine", "devices=3", "num_nodes=2"]).plan) == "mine on 6 x cpu over gloo"
+    monkeypatch.setattr(requests, "gpu_count", lambda: 4)
+    assert only(request_of(["strategy=mine"]).plan) == "mine on 4 x cuda over nccl"
+    assert only(request_of(["strategy=mine", "accelerator=cpu"]).plan) == "mine on 2 x cpu over gloo"
+    with pytest.raises(ConfigurationError, match="5 workers need 5 GPUs but this machine has 4"):
+        request_of(["strategy=mine", "devices=5"])
+
+
+def test_a_strategy_without_yaml_has_its_declared_options(request_of: Callable[..., Request]) -> None:
+    assert request_of(["strategy=mine"]).plan.options == Options()
+    request = request_of(["strategy=mine", "strategy.rate=1", "strategy.rounds=7"])
+    assert request.plan.options == Options(rate=1.0, rounds=7)
+    assert request.config["strategy"] == {"name": "mine", "rate": 1.0, "rounds": 7}
+
+
+def test_types_and_null_arrive_as_written(request_of: Callable[..., Request]) -> None:
+    trainer = request_of(
+        ["trainer.limit_train_batches=0.5", "trainer.limit_val_batches=3", "trainer.max_epochs=null"]
+    ).config["trainer"]
+    assert (trainer["limit_train_batches"], trainer["limit_val_batches"], trainer["max_epochs"]) == (0.5, 3, None)
+    assert isinstance(trainer["limit_val_batches"], int)
+
+
+def test_joined_job_decides_the_number_of_workers(request_of: Callable[..., Request]) -> None:
+    job = Job(rank=1, world_size=3, local_rank=1, local_world_size=3, origin="torchrun")
+    assert request_of(joined=job).plan.world_size == 3
+    assert request_of(["devices=3"], joined=job).workers == 3
+    with pytest.raises(ConfigurationError, match="devices=2 but torchrun started 3"):
+        request_of(["devices=2"], joined=job)
+
+
+def test_callbacks_by_name_target_and_null(request_of: Callable[..., Request]) -> None:
+    request = request_of(
+        [
+            "callbacks.progress_bar=null",
+            "+callbacks.second={name: timer}",
+            "+callbacks.own={_target_: tests.app.fakes.Own}",
+        ]
+    )
+    assert request.config["callbacks"]["progress_bar"] is None
+    both = request_of(["callbacks=[default,timer]"]).config["callbacks"]
+    assert "timer" in both and "model_summary" in both
+
+
+@pytest.mark.parametrize(
+    ("present", "mask", "left"),
+    [(4, None, 4), (4, "", 0), (4, "0,2", 2), (4, "-1", 0), (4, "0,9,1", 1), (2, "GPU-ab,MIG-cd", 2), (0, "0", 0)],
+)
+def test_visible_gpus(present: int, mask: str | None, left: int) -> None:
+    assert visible(present, mask) == left
