@@ -92,6 +92,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     if state["weights"]:
         if set(state["weights"]) - set(module.state_dict()):
             module.configure_model()
+        trainer.precision_plugin.convert_module(module)  # as training in this process would have left it
         module.load_state_dict(state["weights"], strict=module.strict_loading)
     counters = from_safe(state["trainer"])
     trainer.fit_loop = None  # type: ignore[assignment]  # the loop ran elsewhere; its counters are taken over below

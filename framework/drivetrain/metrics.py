@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,37 @@ _BATCH_HOOKS = frozenset(
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 _REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean"}
 _FOLD = 512  # pending values are folded into the sum when there are this many, to bound memory
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One name's contribution of a rank: ``total`` with ``weight``, and what the name is for.
+
+    Attributes:
+        title: the name without ``_step`` or ``_epoch``.
+        prog_bar, logger: where the value is shown.
+    """
+
+    reduction: str
+    total: float
+    weight: float
+    title: str
+    prog_bar: bool = False
+    logger: bool = True
+
+    def kind(self) -> list[Any]:
+        """All but the numbers, as plain data."""
+        return [self.reduction, self.title, self.prog_bar, self.logger]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What the ranks learnt of each other: global values by name with their columns, each rank's flags and series."""
+
+    values: dict[str, float]
+    columns: dict[str, Column]
+    flags: list[list[float]]
+    series: list[list[list[float]]]
 
 
 @dataclass(slots=True)
@@ -59,6 +90,14 @@ class Entry:
     def forked(self, suffix: str) -> str:
         base = f"{self.name}_{suffix}" if self.on_step and self.on_epoch else self.name
         return base if self.loader is None else f"{base}/dataloader_idx_{self.loader}"
+
+    def column(self, step: tuple[int, Any, float] | None = None) -> Column:
+        """The epoch's contribution, or that of one ``(batch, value, weight)``."""
+        total, weight = self.total, self.weight
+        if step is not None:
+            value = float(step[1])
+            total, weight = (value * step[2], step[2]) if self.reduction == "mean" else (value, 1.0)
+        return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger)
 
     def fold(self) -> None:
         """Bring the pending values into ``total`` and ``weight``."""
@@ -88,15 +127,6 @@ def _stacked(values: list[Any]) -> Tensor:
     return torch.tensor([float(v) for v in values], dtype=torch.float64)
 
 
-@dataclass(slots=True)
-class Exchange:
-    """What the ranks learnt of each other: global values by name, and each rank's flags and series."""
-
-    values: dict[str, float]
-    flags: list[list[float]]
-    series: list[list[list[float]]]
-
-
 class Metrics:
     """The store of a stage (training, or one evaluation).
 
@@ -116,8 +146,8 @@ class Metrics:
         self.gather, self.gather_names, self.device, self.current_hook = gather, gather_names, device, current_hook
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
         self.batch: Any = None  # the MicroBatch at hand: its weight is the default weight of logged values
+        self.fraction = 1.0  # of that batch's samples, where a strategy calls the step for pieces of it
         self.several_loaders = False
-        self.logged_in_batch = False
 
     # -- collecting ---------------------------------------------------------------------------------------------
     def log(
@@ -163,7 +193,7 @@ class Metrics:
         if batch is None:
             weight = float(batch_size or 1)
         elif batch_size is None:
-            weight = batch.weight
+            weight = batch.weight * self.fraction
         else:
             weight = batch_size / batch.copies
         if entry.reduction == "sum" and batch is not None and batch.copies > 1:
@@ -174,11 +204,12 @@ class Metrics:
                 entry.fold()
         if entry.on_step:
             index = batch.index if batch is not None else 0
-            if hook in _BATCH_HOOKS:
-                entry.steps = [(index, value, weight)]  # training: only the newest is ever written
-            else:
+            if hook not in _BATCH_HOOKS:
                 entry.steps.append((index, value, weight))
-            self.logged_in_batch = True
+            elif self.fraction != 1.0 and entry.steps and entry.steps[-1][0] == index:
+                entry.steps = [_joined(entry.reduction, entry.steps[-1], (index, value, weight))]
+            else:
+                entry.steps = [(index, value, weight)]  # training: only the newest is ever written
 
     def _new(
         self,
@@ -213,84 +244,82 @@ class Metrics:
     # -- reducing -----------------------------------------------------------------------------------------------
     def exchange(
         self,
-        columns: dict[str, tuple[str, float, float]],
-        flags: tuple[float, ...] = (),
+        columns: dict[str, Column],
+        flags: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
         series: list[tuple[float, float]] | None = None,
     ) -> Exchange:
         """Combine over the ranks; every rank must call it at the same point, with as many flags and series items.
 
         Args:
-            columns: name to ``(reduction, total, weight)``.
+            columns: this rank's contributions by name; ranks may have different names.
             flags: numbers that every rank wants to see of every other.
             series: ``(total, weight)`` per optimizer step since the last exchange.
         """
         names, series = sorted(columns), series or []
-        signature = hashlib.sha256("\n".join(f"{n}\t{columns[n][0]}" for n in names).encode()).digest()
-        header = [float(int.from_bytes(signature[:6], "big")), float(len(names)), float(len(series)), *flags]
-        headers = [t.tolist() for t in self.gather(torch.tensor(header, dtype=torch.float64, device=self.device))]
-        result = Exchange({}, [h[3:] for h in headers], [])
+        kinds = repr([(name, columns[name].kind()) for name in names]).encode()
+        signature = float(int.from_bytes(hashlib.sha256(kinds).digest()[:6], "big"))
+        header = torch.tensor([signature, len(names), len(series), *flags], dtype=torch.float64, device=self.device)
+        headers = [t.tolist() for t in self.gather(header)]
         if any(h[2] != headers[0][2] for h in headers):
             counts = ", ".join(f"rank {rank}: {int(h[2])}" for rank, h in enumerate(headers))
             raise TrainingError(
                 f"the ranks took different numbers of steps ({counts}): every rank must get the same number of batches."
             )
+        result = Exchange({}, dict(columns), [h[3:] for h in headers], [])
         alike = all(h[:2] == headers[0][:2] for h in headers)
-        rows = [[columns[n][1], columns[n][2]] for n in names] if alike else []
+        rows = [[columns[n].total, columns[n].weight] for n in names] if alike else []
+        cut = len(rows)
         rows += [list(item) for item in series]
-        tables: list[dict[str, tuple[str, float, float]]] = [{} for _ in headers]
+        tables: list[dict[str, Column]] = []
         if rows:
             flat = torch.tensor(rows, dtype=torch.float64, device=self.device).reshape(-1)
-            gathered = [t.reshape(-1, 2).tolist() for t in self.gather(flat)]
-            cut = len(rows) - len(series)
-            result.series = [table[cut:] for table in gathered]
-            tables = [{n: (columns[n][0], *row) for n, row in zip(names, t[:cut], strict=True)} for t in gathered] if cut else tables
+            for table in (t.reshape(-1, 2).tolist() for t in self.gather(flat)):
+                result.series.append(table[cut:])
+                if alike:
+                    tables.append({n: replace(columns[n], total=t, weight=w) for n, (t, w) in zip(names, table[:cut], strict=True)})
         if not alike:
-            listed = self.gather_names([[n, *columns[n]] for n in names])
-            tables = [{n: (kind, total, weight) for n, kind, total, weight in table} for table in listed]
+            for listed in self.gather_names([[n, columns[n].total, columns[n].weight, columns[n].kind()] for n in names]):
+                tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
+            for table in tables:
+                result.columns = {**table, **result.columns}
         for name in sorted(set().union(*tables)):
             value = _combine(name, tables)
             if value is not None:
                 result.values[name] = value
         return result
 
-    def step_columns(self, batch: int | None) -> dict[str, tuple[str, float, float]]:
-        """Columns of the values logged on step in training batch ``batch``."""
-        columns = {}
-        for entry in self.entries.values():
-            if entry.on_step and entry.steps and (batch is None or entry.steps[-1][0] == batch):
-                _, value, weight = entry.steps[-1]
-                columns[entry.forked("step")] = _column(entry.reduction, float(value), weight)
-        return columns
+    def step_columns(self, batch: int) -> dict[str, Column]:
+        """Contributions of the values logged on step in training batch ``batch``."""
+        return {
+            entry.forked("step"): entry.column(entry.steps[-1])
+            for entry in self.entries.values()
+            if entry.on_step and entry.steps and entry.steps[-1][0] == batch
+        }
 
-    def epoch_columns(self) -> dict[str, tuple[str, float, float]]:
-        """Columns of the epoch's values."""
+    def epoch_columns(self) -> dict[str, Column]:
+        """Contributions of the epoch's values."""
         columns = {}
         for entry in self.entries.values():
             if entry.on_epoch and entry.metric is None:
                 entry.fold()
-                columns[entry.forked("epoch")] = (entry.reduction, entry.total, entry.weight)
+                columns[entry.forked("epoch")] = entry.column()
         return columns
 
-    def torchmetrics(self) -> dict[str, float]:
+    def torchmetrics(self) -> Exchange:
         """Values of the logged torchmetrics metrics, which gather their own states; they are reset after."""
-        found: dict[str, Any] = {}
-        for entry in self.entries.values():
-            if entry.metric is not None and entry.on_epoch:
-                found[entry.forked("epoch")] = entry.metric
-        values = {name: float(found[name].compute()) for name in sorted(found)}
-        for metric in found.values():
-            metric.reset()
-        return values
+        found = {e.forked("epoch"): e for e in self.entries.values() if e.metric is not None and e.on_epoch}
+        values = {name: float(found[name].metric.compute()) for name in sorted(found)}
+        for entry in found.values():
+            entry.metric.reset()
+        return Exchange(values, {name: entry.column() for name, entry in found.items()}, [], [])
 
-    def steps_by_batch(self) -> dict[int, dict[str, tuple[str, float, float]]]:
-        """Columns of values logged on step in an evaluation, by batch."""
-        by_batch: dict[int, dict[str, tuple[str, float, float]]] = {}
+    def steps_by_batch(self) -> dict[int, dict[str, Column]]:
+        """Contributions of values logged on step in an evaluation, by batch."""
+        by_batch: dict[int, dict[str, Column]] = {}
         for entry in self.entries.values():
             if entry.on_step and entry.metric is None:
-                for batch, value, weight in entry.steps:
-                    by_batch.setdefault(batch, {})[entry.forked("step")] = _column(
-                        entry.reduction, float(value), weight
-                    )
+                for item in entry.steps:
+                    by_batch.setdefault(item[0], {})[entry.forked("step")] = entry.column(item)
         return by_batch
 
     def reset(self) -> None:
@@ -299,18 +328,6 @@ class Metrics:
             entry.pending.clear()
             entry.steps.clear()
             entry.total = entry.weight = 0.0
-
-    def is_wanted(self, what: str) -> Callable[[str], bool]:
-        """A test of forked names: does their entry have the flag ``what`` (``"prog_bar"`` or ``"logger"``)?"""
-        wanted = {
-            entry.forked(suffix) for entry in self.entries.values() if getattr(entry, what) for suffix in _SUFFIXES
-        }
-        known = {entry.forked(suffix) for entry in self.entries.values() for suffix in _SUFFIXES}
-        return lambda name: name in wanted or (what == "logger" and name not in known)
-
-    def plain_names(self) -> dict[str, str]:
-        """Forked epoch and step names to the name without the fork."""
-        return {entry.forked(suffix): entry.title for entry in self.entries.values() for suffix in _SUFFIXES}
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------
     def state_dict(self) -> list[list[Any]]:
@@ -330,22 +347,24 @@ class Metrics:
             self.entries[hook, entry.name, entry.loader] = entry
 
 
-_SUFFIXES = ("step", "epoch")
+def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:
+    """Two pieces of one batch as one value."""
+    (index, first, weight), (_, second, more) = a, b
+    if reduction == "mean":
+        return index, (first * weight + second * more) / (weight + more), weight + more
+    values = (float(first), float(second))
+    return index, sum(values) if reduction == "sum" else max(values) if reduction == "max" else min(values), 1.0
 
 
-def _column(reduction: str, value: float, weight: float) -> tuple[str, float, float]:
-    return (reduction, value * weight, weight) if reduction == "mean" else (reduction, value, 1.0)
-
-
-def _combine(name: str, tables: list[dict[str, tuple[str, float, float]]]) -> float | None:
-    found = [table[name] for table in tables if name in table and table[name][2] > 0]
+def _combine(name: str, tables: list[dict[str, Column]]) -> float | None:
+    found = [table[name] for table in tables if name in table and table[name].weight > 0]
     if not found:
         return None
-    kinds = {kind for kind, _, _ in found}
+    kinds = {column.reduction for column in found}
     if len(kinds) > 1:
         raise ConfigurationError(f"{name!r} is logged with different reductions on different ranks: {sorted(kinds)}.")
-    totals = [total for _, total, _ in found]
+    totals = [column.total for column in found]
     kind = kinds.pop()
     if kind == "mean":
-        return sum(totals) / sum(weight for _, _, weight in found)
+        return sum(totals) / sum(column.weight for column in found)
     return sum(totals) if kind == "sum" else max(totals) if kind == "max" else min(totals)

@@ -160,6 +160,8 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     trainer.choose_transfer()
     _log_hyperparameters(trainer)
     result = _fit(trainer, request) if stage == "fit" else _evaluate(trainer, request)
+    if strategy.trains:
+        strategy.finish()
     if request.datamodule is not None:
         request.datamodule.teardown(stage)
     hooks.of_callbacks("teardown", stage)

@@ -22,7 +22,8 @@ complete single-process strategy; a family overrides only what it bends.
 14   ``consensus()``                 around validation, checkpoint, export                nothing
 15   ``gather(vector)``              log boundaries, epoch ends                           the communicator's
 16   ``state_dict()`` and back       checkpoints and hand-over; portable, no I/O          plain tensors
-17   ``close(error)``                always, last; no collective after an error           nothing
+17   ``finish()``                    where ``trains``, when a stage's loop has ended      nothing
+18   ``close(error)``                always, last; no collective after an error           leave the group
 ===  ==============================  ===================================================  ==========================
 
 Launching, checkpoint files, samplers, schedulers, logging and timing are not a strategy's concern.
@@ -82,8 +83,9 @@ class Step(Protocol):
     first: bool
     last: bool
 
-    def call(self, batch: Any) -> torch.Tensor | None:
-        """The module's ``training_step``: the loss, a mean over the samples of ``batch``; None to skip the batch."""
+    def call(self, batch: Any, fraction: float = 1.0) -> torch.Tensor | None:
+        """The module's ``training_step``: the loss, a mean over the samples of ``batch``; None to skip the batch.
+        A schedule that cuts the batch calls it for each piece, with the piece's ``fraction`` of the samples."""
 
     def zero_grad(self) -> None:
         """The hooks around zeroing; does something on the window's first micro-batch only."""
@@ -178,21 +180,21 @@ class Strategy:
     def forward_backward(self, step: Step) -> torch.Tensor | None:
         """Forward, zero the gradients at the window's start, backward. Returns the detached loss, None if skipped."""
         if step.first:
-            self._weight, self._contributed = 0.0, False
+            self.weight, self.contributed = 0.0, False
         loss = self.forward(step.call, step.batch)
         step.zero_grad()
         if loss is None:
             return None
         step.before_backward(loss)
-        self._contributed = True
+        self.contributed = True
         if step.weighted:
-            self._weight += step.share
+            self.weight += step.share
         self.backward(loss, step.share, step.last, weighted=step.weighted)
         step.after_backward()
         return loss.detach()
 
-    _weight = 0.0  # of the window so far, where the module weights its losses itself
-    _contributed = False  # whether any micro-batch of the window gave a loss
+    weight = 0.0  # of the window so far, where the module weights its losses itself
+    contributed = True  # whether any micro-batch of the window gave a loss
 
     def backward(
         self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any
@@ -239,10 +241,10 @@ class Strategy:
 
     def normalise(self, optimizer: Optimizer) -> None:
         """Divide by the window's total weight where the module weights its losses; skip a window without any loss."""
-        if not self._contributed:
+        if not self.contributed:
             raise SkipStep
-        if self._weight:
-            self.scale_gradients(optimizer, 1.0 / self._weight)
+        if self.weight:
+            self.scale_gradients(optimizer, 1.0 / self.weight)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float | torch.Tensor) -> None:
         """Multiply every gradient that ``optimizer`` reads."""
@@ -300,6 +302,9 @@ class Strategy:
     def traffic(self) -> dict[str, int]:
         """Bytes and messages of the gradients: ``bytes_sent``, ``bytes_dense`` (uncompressed), ``messages``."""
         return {}
+
+    def finish(self) -> None:
+        """The stage's loop has ended in order: ranks that serve can be let go."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""

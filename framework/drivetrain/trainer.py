@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
 from torch.optim import Optimizer
 
 from drivetrain import handover, registry, session, snapshot
@@ -22,7 +23,7 @@ from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, Interrupted, nearest
 from drivetrain.launch import Job, current_job
 from drivetrain.logger import Logger
-from drivetrain.metrics import Metrics
+from drivetrain.metrics import Exchange, Metrics
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
 from drivetrain.session import Request
@@ -515,23 +516,21 @@ class Trainer:
         raise Interrupted(signum)
 
     # -- metrics ------------------------------------------------------------------------------------------------
-    def publish(self, metrics: Metrics, values: dict[str, float], step: int) -> None:
-        """Make global ``values`` known to callbacks, progress bar and loggers."""
-        if not values:
-            return
-        plain, on_bar = metrics.plain_names(), metrics.is_wanted("prog_bar")
-        for name, value in values.items():
+    def publish(self, exchange: Exchange, step: int) -> None:
+        """Make global values known to callbacks, progress bar and loggers."""
+        for name, value in exchange.values.items():
+            column = exchange.columns[name]
             tensor = torch.tensor(value, dtype=torch.float64)
             self.callback_metrics[name] = tensor
-            self.callback_metrics[plain.get(name, name)] = tensor
-            if on_bar(name):
+            self.callback_metrics[column.title] = tensor
+            if column.prog_bar:
                 self.progress_bar_metrics[name] = value
         if not self.sanity_checking:
-            self.write_metrics(metrics, values, step)
+            self.write_metrics(exchange, step)
 
-    def write_metrics(self, metrics: Metrics, values: dict[str, float], step: int) -> None:
-        wanted = metrics.is_wanted("logger")
-        scalars = {name: value for name, value in values.items() if wanted(name)}
+    def write_metrics(self, exchange: Exchange, step: int) -> None:
+        """Write what is meant for the loggers; ``step`` is the number of optimizer steps done."""
+        scalars = {name: value for name, value in exchange.values.items() if exchange.columns[name].logger}
         if not scalars:
             return
         self.logged_metrics.update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})

@@ -8,6 +8,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ class Digits(Dataset[Batch]):
         return images[0], labels[0]
 
 
-def as_it_is(batch: Batch) -> Batch:
+def as_it_is(batch: Any) -> Any:
     """The dataset gives whole batches; there is nothing left to collate."""
     return batch
 

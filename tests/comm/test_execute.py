@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drivetrain.comm.check import check
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.execute import Executor, run
+from drivetrain.comm.execute import Executor, _batched_plan, _native_plan, run
 from drivetrain.comm.program import compile_program
 from drivetrain.comm.schedule import Schedule, Transfer, ring
 
@@ -71,8 +72,6 @@ def halving() -> Schedule:
 
 @pytest.mark.parametrize("schedule", [doubling(), halving()], ids=lambda s: s.name)
 def test_other_schedules_run_too(schedule: Schedule) -> None:
-    from drivetrain.comm.check import check
-
     check(schedule)
     results = ranks.run(reduce_all, 4, schedule, 2**18)
     assert all(result == results[0] for result in results)
@@ -88,6 +87,24 @@ def average(comm: Communicator) -> float:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_average_is_the_serial_mean(world_size: int) -> None:
     assert max(ranks.run(average, world_size)) <= 1e-14
+
+
+def device_plans(comm: Communicator) -> None:
+    """What runs on GPUs is made of calls that Gloo has too, so its logic is tested here on the CPU."""
+    n = comm.world_size
+    for size in (1, 4 * n, 1001):
+        parts = [contribution(rank, size, torch.float64) for rank in range(n)]
+        plans = [_native_plan(comm, parts[0]), _batched_plan(ring(n), comm, parts[0])]
+        plans += [_batched_plan(schedule, comm, parts[0]) for schedule in (doubling(), halving()) if n == 4]
+        for plan in plans:
+            tensor = parts[comm.rank].clone()
+            plan(tensor)
+            assert torch.allclose(tensor, torch.stack(parts).sum(0), rtol=1e-14, atol=1e-14), (size, plan)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_plans_for_devices(world_size: int) -> None:
+    ranks.run(device_plans, world_size)
 
 
 def traffic(comm: Communicator) -> tuple[int, int]:

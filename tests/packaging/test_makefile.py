@@ -41,7 +41,9 @@ class Clone:
     def make(self, *words: str, succeeds: bool = True, **environment: str) -> tuple[str, list[str]]:
         """Run make; what it printed and what Python was asked for, without the version check."""
         self.notes.write_text("")
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "VENV", "PYTHON"))}
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS", "ARGS", "VENV", "PYTHON"))
+        }
         done = subprocess.run(
             ["make", "--no-print-directory", f"PYTHON={self.python}", *words],
             cwd=self.folder,

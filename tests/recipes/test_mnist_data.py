@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
-import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,46 +85,41 @@ def test_a_sample_is_the_same_alone_and_in_a_batch(bundled: MnistData) -> None:
     assert torch.equal(label, labels[1])
 
 
+def epoch(num_workers: int) -> tuple[list[int], set[bytes], int]:
+    """Batch sizes and images of a training epoch, and the number of images in an evaluation."""
+    data = MnistData(num_workers=num_workers)
+    data.setup("fit")
+    sizes, seen = [], set()
+    for images, labels in data.train_dataloader():
+        sizes.append(len(labels))
+        seen |= {image.numpy().tobytes() for image in images}
+    return sizes, seen, sum(len(labels) for _, labels in data.val_dataloader())
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_epoch_sees_every_image_once(bundled: MnistData, num_workers: int) -> None:
-    bundled.num_workers = num_workers
-    try:
-        torch.manual_seed(0)
-        sizes, seen = [], []
-        loader = bundled.train_dataloader()
-        for images, labels in loader:
-            sizes.append(len(labels))
-            seen += [image.numpy().tobytes() for image in images]
-        evaluated = sum(len(labels) for _, labels in bundled.val_dataloader())
-    finally:
-        bundled.num_workers = 0
+def test_an_epoch_sees_every_image_once(run_alone: Callable[..., Any], num_workers: int) -> None:
+    sizes, seen, evaluated = run_alone(epoch, num_workers)
     assert sizes == [64] * 62 + [32]
-    assert len(set(seen)) == len(seen) == 4000
+    assert len(seen) == 4000
     assert evaluated == 1000
 
 
-def test_reading_leaves_the_process_fit_to_be_forked(bundled: MnistData) -> None:
-    """Preprocessing with torch on several threads would leave a child that hangs on its first parallel operation."""
-    threads = torch.get_num_threads()
+def read_then_fork() -> int:
+    """How a child ends that computes on two threads after its parent, which has two as well, has read the images."""
     torch.set_num_threads(2)
-    try:
-        data = MnistData()
-        data.setup("fit")
-        next(iter(data.val_dataloader()))
-        child = os.fork()
-        if child == 0:
-            torch.ones(1_000_000).mul_(2).sum()
-            os._exit(7)
-        deadline = time.monotonic() + 20
-        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                pytest.fail("the forked child hangs")
-            time.sleep(0.01)
-    finally:
-        torch.set_num_threads(threads)
-    assert os.waitstatus_to_exitcode(ended[1]) == 7
+    data = MnistData()
+    data.setup("fit")
+    next(iter(data.val_dataloader()))
+    child = os.fork()
+    if child == 0:
+        torch.ones(1_000_000).mul_(2).sum()
+        os._exit(7)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_reading_leaves_the_process_fit_to_be_forked(run_alone: Callable[..., Any]) -> None:
+    """Preprocessing with torch on several threads would leave a child that hangs on its first parallel operation."""
+    assert run_alone(read_then_fork, timeout=30) == 7
 
 
 @pytest.mark.parametrize("zipped", [False, True])

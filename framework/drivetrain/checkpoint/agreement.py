@@ -35,6 +35,10 @@ def reason(error: Exception) -> str:
     """One line that says what went wrong."""
     if isinstance(error, DrivetrainError):
         return str(error)
+    link: BaseException | None = error
+    while link is not None and not isinstance(link, OSError):  # torch wraps what the disk said
+        link = link.__cause__ or link.__context__
+    error = link if isinstance(link, OSError) else error
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f" ({error.filename})" if error.filename else "")
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,6 +1,6 @@
 """Plain data out of rich Python objects and back, so that a checkpoint never needs the free unpickler.
 
-``torch.load(weights_only=True)`` takes numbers, strings, bytes, lists, tuples, dictionaries and tensors. Everything
+``torch.load(weights_only=True)`` takes numbers, strings, lists, tuples, dictionaries and tensors. Everything
 else is kept as a *tagged* dictionary: ``{"drivetrain:type": "path", "value": "a/b"}``. What comes back:
 
 =============================================  =====================================================
@@ -119,7 +119,7 @@ def _own_tensor(path: tuple[Key, ...], value: torch.Tensor) -> torch.Tensor:
             f"cannot keep {describe(path)}: a sharded tensor belongs into the shared state, not into one worker's own; "
             "pass its local part"
         )
-    value = value.detach()
+    value = value.detach().resolve_conj().resolve_neg()
     if value.device.type == "meta":
         raise CheckpointError(
             f"cannot keep {describe(path)}: a tensor on the meta device has no data; materialise it first"
@@ -139,7 +139,7 @@ class _Encoder:
 
     def encode(self, obj: Any, path: tuple[Key, ...]) -> Any:
         kind = type(obj)
-        if obj is None or kind in (bool, int, float, str, bytes):
+        if obj is None or kind in (bool, int, float, str):
             return obj
         if isinstance(obj, torch.Tensor):
             return self.tensor(path, obj)
@@ -253,7 +253,9 @@ def _plain_config(obj: Any) -> Any:
 _LEAVES: dict[type, Callable[[Any], Any]] = {
     complex: lambda v: {TAG: "complex", "value": (v.real, v.imag)},
     slice: lambda v: {TAG: "slice", "value": (v.start, v.stop, v.step)},
-    bytearray: lambda v: {TAG: "bytearray", "value": bytes(v)},
+    # As text, a character a byte: torch writes bytes so that its own safe unpickler refuses the empty ones.
+    bytes: lambda v: {TAG: "bytes", "value": v.decode("latin-1")},
+    bytearray: lambda v: {TAG: "bytearray", "value": v.decode("latin-1")},
     range: lambda v: {TAG: "range", "value": (v.start, v.stop, v.step)},
     torch.Size: lambda v: {TAG: "torch.Size", "value": list(v)},
     torch.dtype: lambda v: {TAG: "torch.dtype", "value": str(v).removeprefix("torch.")},
@@ -333,7 +335,8 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Decode], Any]] = {
     "deque": lambda o, d: deque((d(value) for value in o["value"]), o["maxlen"]),
     "path": lambda o, d: pathlib.Path(o["value"]),
     "complex": lambda o, d: complex(*o["value"]),
-    "bytearray": lambda o, d: bytearray(o["value"]),
+    "bytes": lambda o, d: o["value"].encode("latin-1"),
+    "bytearray": lambda o, d: bytearray(o["value"], "latin-1"),
     "range": lambda o, d: range(*o["value"]),
     "slice": lambda o, d: slice(*o["value"]),
     "torch.Size": lambda o, d: torch.Size(o["value"]),

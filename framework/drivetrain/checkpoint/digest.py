@@ -26,7 +26,7 @@ def weights_digest(state_dict: Mapping[str, Any]) -> str:
         full = value.detach()
         if isinstance(full, DTensor):
             full = full.full_tensor()
-        full = full.cpu().contiguous()
+        full = full.cpu().resolve_conj().resolve_neg().contiguous()
         digest.update(f"{name}\0{full.dtype}\0{tuple(full.shape)}\0".encode())
-        digest.update(memoryview(full.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(full.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -13,7 +13,9 @@ It is written under a hidden name, flushed to the disk and then renamed into pla
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -29,6 +31,7 @@ from drivetrain.checkpoint.convert import from_safe, to_safe
 from drivetrain.errors import CheckpointError
 
 STATE = "state.pt"
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,10 @@ class _Save:
         results = self.writer.write(weights, [report["plan"] for report in prepared])
         files = sorted({f"{tensors.FOLDER}/{result[-3]}" for result in results})
         if self.rank == 0:
-            torch.save(self.plain, folder / STATE)
+            _save_plain(self.plain, folder / STATE)
             files.append(STATE)
         if self.own_plain is not None:
-            torch.save(self.own_plain, folder / _own_file(self.rank))
+            _save_plain(self.own_plain, folder / _own_file(self.rank))
             files.append(_own_file(self.rank))
         return {"results": results, "files": {name: manifest.seal(folder / name) for name in files}}
 
@@ -201,7 +204,29 @@ def load(
     Raises:
         CheckpointError: there is no checkpoint, a file of it is damaged (named), or it does not fit ``template``.
     """
-    folder = replace.locate(Path(path))
+    for _ in range(ATTEMPTS):
+        folder = replace.locate(Path(path))
+        before = _identity(folder)
+        try:
+            loaded = _load(folder, rank=rank, world_size=world_size, template=template, keys=keys, verify=verify)
+        except (CheckpointError, OSError):
+            if _identity(replace.locate(Path(path))) == before:
+                raise
+        else:
+            if _identity(replace.locate(Path(path))) == before:
+                return loaded
+    raise CheckpointError(f"the checkpoint {path} was replaced {ATTEMPTS} times while it was read; load one that stays")
+
+
+def _load(
+    folder: Path,
+    *,
+    rank: int,
+    world_size: int,
+    template: dict[str, Any] | None,
+    keys: Collection[str] | None,
+    verify: bool,
+) -> Loaded:
     content = manifest.read(folder)
     manifest.verify(folder, content, checksums=verify)
     files = content.pop("files")
@@ -227,6 +252,15 @@ def load(
     return Loaded(shared, own, content)
 
 
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What tells one checkpoint from the next of the same name: a running job may replace it while it is read."""
+    try:
+        status = os.stat(folder / manifest.NAME)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
 def _own_file(rank: int) -> str:
     return f"rank_{rank}.pt"
 
@@ -243,10 +277,21 @@ def _names(plain: Any) -> Iterator[str]:
             yield from _names(value)
 
 
+def _save_plain(value: Any, file: Path) -> None:
+    with open(file, "wb") as stream:  # given a path, torch would write itself and hide why the disk refused
+        torch.save(value, stream)
+
+
 def _load_plain(folder: Path, name: str) -> Any:
     try:
         return torch.load(folder / name, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except pickle.UnpicklingError as error:  # torch's own text advises to unpickle it freely: do not pass that on
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"asks for {asked[1]}" if asked else "holds more than plain data"
+        raise CheckpointError(
+            f"{name} of the checkpoint {folder} {what} and was not written by drivetrain; do not use this checkpoint"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
             f"the checkpoint {folder} cannot be loaded: {name}: {first}; {manifest.ADVICE}"

@@ -70,13 +70,7 @@ def newest(folder: str | Path) -> Path | None:
 
 def last(folder: str | Path) -> Path | None:
     """The checkpoint that ``last.ckpt`` in ``folder`` means; None where it is absent or points at nothing."""
-    link = Path(folder) / LAST
-    if link.is_symlink():
-        target = replace.locate(link.parent / os.readlink(link))
-    elif link.is_file():
-        target = replace.locate(link.parent / link.read_text(encoding="utf-8").strip())
-    else:
-        target = replace.locate(link)  # a checkpoint that was saved under that very name, or nothing
+    target = replace.locate(Path(folder) / LAST)
     return target if (target / manifest.NAME).is_file() else None
 
 
@@ -141,8 +135,6 @@ def remove(path: str | Path) -> None:
 
 def _existing(path: Path, folder: Path) -> Path:
     for candidate in (path, folder / path):
-        if candidate == folder / LAST and (target := last(folder)) is not None:
-            return target
         found = replace.locate(candidate)
         if found.exists():
             return found

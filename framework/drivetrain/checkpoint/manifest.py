@@ -45,7 +45,7 @@ def write(folder: Path, content: dict[str, Any]) -> None:
             f"the checkpoint's meta data must be plain numbers, strings and lists ({error})"
         ) from error
     with open(folder / NAME, "w", encoding="utf-8") as stream:
-        stream.write(text + "\n")
+        stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
 

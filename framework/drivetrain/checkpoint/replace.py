@@ -71,7 +71,11 @@ class Staging:
                     raise
                 replaced = _hidden(self.path, "replaced")
                 os.rename(self.path, replaced)
-                os.rename(self.folder, self.path)
+                try:
+                    os.rename(self.folder, self.path)
+                except OSError:
+                    os.rename(replaced, self.path)
+                    raise
                 manifest.flush_directory(self.path.parent)
                 _discard(replaced)
         manifest.flush_directory(self.path.parent)
@@ -101,12 +105,28 @@ def _renameat2() -> Callable[..., int] | None:
 
 
 def locate(path: Path) -> Path:
-    """Where the checkpoint called ``path`` lies: there, or aside when its replacement was cut short."""
+    """Where the checkpoint called ``path`` lies: there, where a link there leads, or aside when its replacement was cut
+    short. A link that leads nowhere, or to itself, is returned as it is."""
+    if (target := _pointed_at(path)) is not None:
+        named = path.parent / target
+        found = (
+            named if named.is_symlink() else locate(named)
+        )  # a chain of links is left to the kernel: it may be a ring
+        return found if found.is_dir() else path
     if os.path.lexists(path):
         return path
     aside = [found for found, name in _replaced(path.parent) if name == path.name]
     # Gone between the two looks: the replacement was just finished.
     return aside[0] if aside and not os.path.lexists(path) else path
+
+
+def _pointed_at(path: Path) -> str | None:
+    """What the link ``path`` names; a small file that holds a name is a link too, where the file system has none."""
+    if path.is_symlink():
+        return os.readlink(path)
+    if path.is_file() and path.stat().st_size < 4096:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    return None
 
 
 def complete(folder: Path) -> list[Path]:

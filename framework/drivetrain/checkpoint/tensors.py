@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint.convert import TAG, Key, describe, to_safe
+from drivetrain.checkpoint.manifest import ADVICE
 from drivetrain.errors import CheckpointError, nearest
 
 FOLDER = "weights"
@@ -191,7 +192,12 @@ def read(folder: Path, targets: Mapping[str, torch.Tensor | None], *, allowed: s
     planner.set_up_planner(dict(state), metadata, True)
     reader.set_up_storage_reader(metadata, True)
     plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    try:
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:  # only where checksums were not compared
+        raise CheckpointError(
+            f"the tensors of the checkpoint {folder.parent} cannot be read ({type(error).__name__}); {ADVICE}"
+        ) from error
     return state
 
 

@@ -229,8 +229,7 @@ class Communicator:
             if self.device.type == "cpu":
                 dist.monitored_barrier(self.group, timeout=limit, wait_all_ranks=True)
             else:
-                work = dist.barrier(group=self.group, async_op=True, device_ids=[self.device.index or 0])
-                work.wait() if limit is None else work.wait(limit)
+                self._device_barrier(timeout)
         except RuntimeError as error:
             waited = time.perf_counter() - started
             raise CommunicationError(
@@ -238,6 +237,16 @@ class Communicator:
                 f" ({str(error).splitlines()[0]}): see the logs of the ranks named, or allow a longer timeout."
             ) from error
         self._record("barrier", started, 0, 1)
+
+    def _device_barrier(self, timeout: float | None) -> None:
+        work = dist.barrier(group=self.group, async_op=True, device_ids=[self.device.index or 0])
+        # Waiting for NCCL takes no timeout of its own, so it is asked until the time is up.
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while deadline is not None and not work.is_completed():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"timed out after {timeout} s")
+            time.sleep(0.0005)
+        work.wait()
 
     # Groups
 

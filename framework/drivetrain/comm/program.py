@@ -62,6 +62,9 @@ def _merged(transfers: Round, bounds: list[int], rank: int, *, sends: bool) -> t
     return tuple(merged)
 
 
+# Segments received and not yet added, at most, where the schedule allows it.
+WINDOW = 3
+
 Action = Literal["send", "receive", "wait_send", "wait_receive", "add"]
 
 
@@ -119,30 +122,23 @@ class _Compiler:
         self.sending: list[_Flight] = []
         self.receiving: list[_Flight] = []
         self.tags: dict[tuple[str, int], int] = {}
+        self.places: dict[int, int] = {}
 
     def compile(self, rounds: list[Exchange]) -> Program:
-        # Receives of two successive rounds are in flight together: each parity has a scratch area of its own.
-        sizes = [sum(m.span.stop - m.span.start for m in e.receives if m.op == "add") for e in rounds]
-        areas = [max(sizes[parity::2], default=0) for parity in (0, 1)]
-        self.program.scratch = sum(areas)
         for number, exchange in enumerate(rounds):
-            self._round(number, exchange, areas[0] if number % 2 else 0)
+            self._round(number, exchange)
         while self.receiving:
             self._finish(self.receiving[0])
         while self.sending:
             self._wait_send(self.sending[0])
         return self.program
 
-    def _round(self, number: int, exchange: Exchange, scratch: int) -> None:
-        # The area is free once the round before the last is done with.
-        for flight in [f for f in self.receiving if f.round <= number - 2]:
-            self._finish(flight)
+    def _round(self, number: int, exchange: Exchange) -> None:
         sends = self._segments(exchange.sends)
         deferred: list[Message] = []
         for index, (out, into) in enumerate(zip_longest(sends, self._segments(exchange.receives))):
             if into is not None and into.op == "add":
-                self._receive(into, number, scratch)
-                scratch += into.span.stop - into.span.start
+                self._receive(into, number, self._place(into, number, sends[index:]))
             if out is not None:
                 self._send(out, number)
             if into is not None and into.op == "copy":
@@ -153,6 +149,28 @@ class _Compiler:
                     self._receive(into, number)
         for into in deferred:
             self._receive(into, number)
+
+    def _place(self, message: Message, number: int, unsent: list[Message]) -> int:
+        """Where in the scratch buffer to receive; few places in turn stay in the processor's cache."""
+        size = message.span.stop - message.span.start
+        place = self._free_place(size)
+        if place is None and len(self.places) >= WINDOW:
+            for flight in [f for f in self.receiving if f.scratch >= 0]:
+                # As above: what this round still has to send must not be added to before.
+                if flight.round < number or not any(flight.span.overlaps(later.span) for later in unsent):
+                    self._finish(flight)
+                    place = self._free_place(size)
+                    break
+        if place is not None:
+            return place
+        place = self.program.scratch
+        self.places[place] = size
+        self.program.scratch += size
+        return place
+
+    def _free_place(self, size: int) -> int | None:
+        taken = {flight.scratch for flight in self.receiving}
+        return next((place for place, length in self.places.items() if length >= size and place not in taken), None)
 
     def _segments(self, messages: tuple[Message, ...]) -> list[Message]:
         return [

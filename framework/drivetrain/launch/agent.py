@@ -118,8 +118,8 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stop.check()
-        for left in self._assignment.folder.iterdir():
-            left.unlink()  # reports of the attempt before
+        for left in self._assignment.folder.glob("f*_*"):
+            left.unlink()  # "failure" and "finished" of the attempt before
         self.failure, self._seen, self._looked = None, {}, time.time()
         job = replace(self._assignment.job, attempt=self.nodes.attempt)
         worker_group.spec.args = (replace(self._assignment, job=job),)
@@ -141,8 +141,9 @@ class Agent(LocalElasticAgent):
         return result
 
     def release(self) -> None:
-        """Let go of the processes and the semaphores shared with them."""
+        """Let go of the store and of the semaphores shared with the workers: an exception may keep this object."""
         self._pcontext = None
+        self._store = self._worker_group.store = None
 
     @property
     def first_rank(self) -> int:
@@ -203,13 +204,14 @@ class Agent(LocalElasticAgent):
         return process.exitcode is not None or (self._assignment.folder / f"finished_{rank}").exists()
 
     def _terminate(self) -> None:
-        """SIGTERM to those that are left, SIGKILL after a short grace. Bounded, unlike the agent's own way."""
+        """SIGTERM to those that are left, SIGKILL after a short grace; at once where a signal has had its own grace.
+        Bounded, unlike the agent's own way."""
         processes = self._processes()
         alive = {rank: process for rank, process in processes.items() if process.exitcode is None}
         for process in alive.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + TERMINATE
+        deadline = time.monotonic() + (TERMINATE if self._stop.signum is None else 0.0)
         while time.monotonic() < deadline and not all(self._is_over(*one) for one in alive.items()):
             time.sleep(POLL)
         for process in processes.values():

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
 from drivetrain.launch import start_method as start_methods
 from drivetrain.launch.job import Job
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.launch.agent import Agent, Stop
 
 ELASTIC_LOG = "launcher.log"
+ELASTIC_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing", "torchelastic-events-null")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 Target = Callable[[Job, dict[str, Any]], Any]
@@ -107,7 +108,7 @@ def launch(
         restored.enter_context(_quiet_elastic(log_dir))
         folder = restored.enter_context(_temporary_folder())
         if method == "forkserver":
-            restored.enter_context(_own_forkserver())
+            restored.enter_context(_own_forkserver(folder))
         restored.enter_context(_noted_signals(stop))
         nodes = FixedNodes(
             node_rank,
@@ -130,6 +131,8 @@ def launch(
         agent = Agent(workers, assignment, nodes, stop, start_method=method, max_restarts=max_restarts)
         try:
             values = _run(agent, stop)
+        except DrivetrainError as error:
+            raise error.with_traceback(None)  # noqa: B904  its frames hold the store, and with it an open port
         finally:
             agent.release()
             nodes.shutdown()
@@ -244,9 +247,8 @@ def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
     if log_dir is not None:
         handler = logging.FileHandler(log_dir / ELASTIC_LOG, delay=True, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    names = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
     changed = []
-    for name in names:
+    for name in ELASTIC_LOGGERS:
         logger = logging.getLogger(name)
         changed.append((logger, logger.handlers[:], logger.propagate))
         logger.handlers, logger.propagate = [handler], False
@@ -259,8 +261,8 @@ def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _own_forkserver() -> Iterator[None]:
-    """A forkserver that has torch imported; stopped at the end unless it was there before."""
+def _own_forkserver(folder: Path) -> Iterator[None]:
+    """A forkserver that has torch imported, its socket in ``folder``; stopped at the end unless it was there before."""
     import multiprocessing
     from multiprocessing import forkserver, resource_tracker
 
@@ -269,11 +271,17 @@ def _own_forkserver() -> Iterator[None]:
     tracker: Any = resource_tracker._resource_tracker
     had_server, had_tracker = server._forkserver_pid is not None, tracker._fd is not None
     preloaded = server._preload_modules
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    own_folder = "tempdir" not in config
+    if own_folder:
+        config["tempdir"] = str(folder)  # else Python makes one that stays until this process ends
     multiprocessing.set_forkserver_preload(["torch.distributed", "drivetrain.launch.worker"])
     try:
         yield
     finally:
         server._preload_modules = preloaded
+        if own_folder:
+            del config["tempdir"]
         gc.collect()  # semaphores that still had an owner would be gone when it lets go of them
         # Python leaves both running until this process ends.
         if not had_server:

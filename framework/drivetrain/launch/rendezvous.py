@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,18 @@ if TYPE_CHECKING:
 PARTING = 5.0  # seconds that rank 0 keeps its store for the others, and that taking down a group may take
 INTERFACE = "GLOO_SOCKET_IFNAME"
 
-_store: Store | None = None  # of this process's one job
-_hosting = False
-_on_loopback = False
+
+@dataclass
+class _Joined:
+    """The one job that this process has joined: its store, whether it hosts it, whether Gloo was told the interface."""
+
+    job: Job = field(default_factory=Job)
+    store: Store | None = None
+    hosting: bool = False
+    interface_set: bool = False
+
+
+_joined = _Joined()
 
 
 def job_store() -> Store:
@@ -31,9 +41,9 @@ def job_store() -> Store:
     Raises:
         ConfigurationError: no job was joined, or it has one worker and no store.
     """
-    if _store is None:
+    if _joined.store is None:
         raise ConfigurationError("there is no store: the job has one worker or init_process_group was not called")
-    return _store
+    return _joined.store
 
 
 def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
@@ -46,7 +56,6 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
     Raises:
         ConfigurationError: the store cannot be reached, the port is taken, or not all ranks came in time.
     """
-    global _store, _hosting  # noqa: PLW0603  one job a process
     if job.world_size == 1:
         return
     import torch
@@ -58,13 +67,14 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
     bound = device if device is not None and device.type == "cuda" else None
     if bound is not None:
         torch.cuda.set_device(bound)
+    _joined.job = job
     try:
-        tcp, _hosting = _open_store(job)
+        tcp, _joined.hosting = _open_store(job)
         # Restarted ranks must not read the addresses of the attempt that died.
-        _store = dist.PrefixStore(f"attempt_{job.attempt}", tcp)
+        _joined.store = dist.PrefixStore(f"attempt_{job.attempt}", tcp)
         dist.init_process_group(
             job.backend,
-            store=dist.PrefixStore("default_group", _store),
+            store=dist.PrefixStore("default_group", _joined.store),
             rank=job.rank,
             world_size=job.world_size,
             timeout=timedelta(seconds=job.timeout),
@@ -89,9 +99,9 @@ def destroy_process_group(*, failed: bool = False) -> None:
     """
     import torch.distributed as dist
 
-    if _hosting and not failed:
+    if _joined.hosting and not failed:
         _let_others_leave_first()
-    elif _store is not None and not failed:
+    elif _joined.store is not None and not failed:
         _say_goodbye()
     if dist.is_initialized():
         # In a thread, for NCCL may wait here for a rank that is gone.
@@ -103,7 +113,9 @@ def destroy_process_group(*, failed: bool = False) -> None:
 
 def _open_store(job: Job) -> tuple[Store, bool]:
     """The job's store and whether this process hosts it."""
-    agent_hosts = job.origin == "local" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    agent_hosts = job.origin == "local" or (
+        job.origin == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    )
     if job.rank == 0 and not agent_hosts:
         return stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout), True
     who = f"rank {job.rank} of {job.world_size}"
@@ -113,35 +125,28 @@ def _open_store(job: Job) -> tuple[Store, bool]:
 
 def _use_loopback(job: Job) -> None:
     """On one host Gloo need not resolve the host's name, nor listen where others can connect."""
-    global _on_loopback  # noqa: PLW0603
     if job.num_nodes == 1 and INTERFACE not in os.environ and "lo" in (name for _, name in socket.if_nameindex()):
-        _on_loopback = True
+        _joined.interface_set = True
         os.environ[INTERFACE] = "lo"  # stays: groups that are made later read it too
 
 
 def _say_goodbye() -> None:
-    import torch.distributed as dist
-
-    assert _store is not None
+    assert _joined.store is not None
     try:
-        _store.set(f"left_{dist.get_rank()}", "1")
+        _joined.store.set(f"left_{_joined.job.rank}", "1")
     except RuntimeError:
         return  # who hosts the store did not wait: there is nobody to tell
 
 
 def _let_others_leave_first() -> None:
-    import torch.distributed as dist
-
-    assert _store is not None
-    others = [f"left_{rank}" for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    assert _joined.store is not None
+    others = [f"left_{rank}" for rank in range(_joined.job.world_size) if rank != _joined.job.rank]
     deadline = time.monotonic() + PARTING
-    while not _store.check(others) and time.monotonic() < deadline:
+    while not _joined.store.check(others) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def _forget() -> None:
-    global _store, _hosting, _on_loopback
-    _store, _hosting = None, False
-    if _on_loopback:
+    if _joined.interface_set:
         os.environ.pop(INTERFACE, None)
-    _on_loopback = False
+    _joined.store, _joined.hosting, _joined.interface_set = None, False, False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -64,8 +67,6 @@ def join(
     Raises:
         ConfigurationError: no store answers there in time.
     """
-    from torch.distributed import TCPStore
-
     deadline = time.monotonic() + wait
     reason = "nobody listens there"
     while True:
@@ -83,16 +84,43 @@ def join(
             reason = error.strerror or str(error)
             time.sleep(min(left, RETRY))
             continue
-        try:
-            store = TCPStore(
-                address,
-                port,
-                is_master=False,
-                timeout=timedelta(seconds=max(0.1, min(left, ANSWER))),
-                wait_for_workers=False,
-            )
-        except RuntimeError:
+        store = _client(address, port, limit=max(0.1, min(left, ANSWER)))
+        if store is None:
             reason = "who listens there is no store of this job"
+            time.sleep(RETRY)
             continue
         store.set_timeout(timedelta(seconds=timeout))
         return store
+
+
+def _client(address: str, port: int, *, limit: float) -> TCPStore | None:
+    """A connected store, or ``None`` where whoever listens does not answer as one within ``limit`` seconds.
+
+    In a thread, because the store waits for the first answer without any limit; that wait is ended from outside.
+    """
+    from torch.distributed import TCPStore
+
+    made: list[TCPStore] = []
+
+    def connect() -> None:
+        with contextlib.suppress(RuntimeError):  # refused, or cut off below: then nothing was made
+            made.append(
+                TCPStore(address, port, is_master=False, timeout=timedelta(seconds=limit), wait_for_workers=False)
+            )
+
+    thread = threading.Thread(target=connect, name="join-store", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        _cut_connections(port)
+        thread.join(limit)
+    return made[0] if made else None
+
+
+def _cut_connections(port: int) -> None:
+    """Shut every connection of this process to ``port``."""
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
+        with contextlib.suppress(OSError):  # not a socket, not connected, or closed meanwhile
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.getpeername()[1:2] == (port,):
+                    connection.shutdown(socket.SHUT_RDWR)

@@ -15,7 +15,7 @@ import torch
 
 from drivetrain.errors import TrainingError
 from drivetrain.launch import signals
-from drivetrain.metrics import Metrics
+from drivetrain.metrics import Column, Exchange, Metrics
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -63,8 +63,8 @@ class Boundary:
         self._weights.append(weight)
         self._steps.append(step)
 
-    def agree(self, metrics: Metrics, columns: dict[str, tuple[str, float, float]] | None = None) -> dict[str, float]:
-        """Exchange with all training ranks; every rank comes here at the same step. Returns the global values."""
+    def agree(self, metrics: Metrics, columns: dict[str, Column] | None = None) -> Exchange:
+        """Exchange with all training ranks; every rank comes here at the same step."""
         trainer = self.trainer
         now = perf_counter()
         step = trainer.global_step
@@ -88,7 +88,7 @@ class Boundary:
         self._steps.clear()
         self._since, self._last_step = perf_counter(), step
         self._plan(step, max(f[3] for f in exchange.flags))
-        return exchange.values
+        return exchange
 
     def agree_to_stop(self, metrics: Metrics) -> None:
         """Agree after callbacks that may have asked to stop; nothing to do for a lone rank without a signal."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.launch import signals
-from drivetrain.metrics import Metrics
+from drivetrain.metrics import Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
 
 if TYPE_CHECKING:
@@ -113,21 +113,26 @@ class EvaluateLoop:
         raised = [int(flags[0]) for flags in exchange.flags if flags[0]]
         if raised:
             raise Abandoned(raised[0])
-        found = exchange.values
+        by_batch: dict[int, Exchange] = {}
+        epoch = Exchange({}, exchange.columns, [], [])
+        for key, value in exchange.values.items():
+            batch, cut, name = key.rpartition("\n")
+            if not cut:
+                epoch.values[name] = value
+                continue
+            step = by_batch.setdefault(int(batch), Exchange({}, {}, [], []))
+            step.values[name], step.columns[name] = value, exchange.columns[key]
         if not trainer.sanity_checking:
-            self._write_steps({name: value for name, value in found.items() if "\n" in name})
-        values = {name: value for name, value in found.items() if "\n" not in name} | metrics.torchmetrics()
-        trainer.publish(metrics, values, step=trainer.global_step)
-        self.results = self._by_loader(values)
+            self._write_steps(by_batch)
+        objects = metrics.torchmetrics()
+        trainer.publish(epoch, step=trainer.global_step)
+        trainer.publish(objects, step=trainer.global_step)
+        self.results = self._by_loader(epoch.values | objects.values)
 
-    def _write_steps(self, found: dict[str, float]) -> None:
-        by_batch: dict[int, dict[str, float]] = {}
-        for key, value in found.items():
-            batch, _, name = key.partition("\n")
-            by_batch.setdefault(int(batch), {})[name] = value
+    def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         longest = 1 + max(by_batch, default=0)
         for batch in sorted(by_batch):
-            self.trainer.write_metrics(self.metrics, by_batch[batch], step=self._passes * longest + batch)
+            self.trainer.write_metrics(by_batch[batch], step=self._passes * longest + batch)
         self._passes += 1
 
     def _by_loader(self, values: dict[str, float]) -> list[dict[str, float]]:

@@ -154,9 +154,8 @@ class FitLoop:
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
-        values = boundary.agree(metrics, metrics.epoch_columns())
-        values |= metrics.torchmetrics()
-        trainer.publish(metrics, values, step=self.global_step - 1)
+        trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=self.global_step - 1)
+        trainer.publish(metrics.torchmetrics(), step=self.global_step - 1)
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
         self._obey(boundary.signal)
@@ -203,7 +202,7 @@ class FitLoop:
             elif number == final:
                 self._automatic(steps)
             else:
-                strategy.forward_backward(step)
+                step.loss = strategy.forward_backward(step)
             if number == final and self._stepped and not self._inner:
                 self._count()
             self.batch = micro.index + 1
@@ -215,7 +214,7 @@ class FitLoop:
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
         if not self.optimizers:
-            self.strategy.forward_backward(steps[-1])
+            steps[-1].loss = self.strategy.forward_backward(steps[-1])
             self._stepped = True
             return
         optimizer = self.optimizers[0]
@@ -226,8 +225,8 @@ class FitLoop:
             nonlocal called
             again, called = called, True
             for step in steps if again else steps[-1:]:
-                loss = strategy.forward_backward(step)
-            return self._window_loss(steps) if self._closures else loss
+                step.loss = strategy.forward_backward(step)
+            return self._window_loss(steps) if self._closures else steps[-1].loss
 
         if self._default_step:
             self._step_optimizer(optimizer, closure)
@@ -348,9 +347,9 @@ class FitLoop:
         trainer = self.trainer
         clock = perf_counter()
         at_log = self.global_step % trainer.log_every_n_steps == 0
-        values = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log else None)
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log else None)
         if at_log:
-            trainer.publish(self.metrics, values, step=self.global_step - 1)
+            trainer.publish(exchange, step=self.global_step - 1)
         self.timing.add("communication", clock)
 
     def _obey(self, signal: int | None) -> None:

@@ -42,9 +42,11 @@ class MicroStep:
         self.loss: torch.Tensor | None = None
         self.weighted = False
 
-    def call(self, batch: Any) -> torch.Tensor | None:
+    def call(self, batch: Any, fraction: float = 1.0) -> torch.Tensor | None:
         fit = self._fit
-        fit.metrics.batch = self.micro
+        metrics = fit.metrics
+        metrics.batch = self.micro
+        metrics.fraction = fraction
         hooks = fit.hooks
         hooks.current = "training_step"
         module = fit.module
@@ -61,7 +63,6 @@ class MicroStep:
             self.loss = loss.detach() if loss is not None and loss.numel() == 1 else None
             return loss
         if loss is None:
-            self.loss = None
             return None
         if loss.numel() != 1:
             raise TrainingError(
@@ -75,9 +76,8 @@ class MicroStep:
                 f"training_step returned a loss without a graph at step {fit.global_step + 1}: it does not depend on"
                 " any parameter that requires a gradient, or it was detached."
             )
-        self.loss = loss.detach()
         if fit.check_each_loss:
-            value = self.loss.item()
+            value = loss.item()
             if value != value or value in (float("inf"), float("-inf")):
                 raise nonfinite(value, fit.global_step + 1, fit.trainer.global_rank)
         return loss

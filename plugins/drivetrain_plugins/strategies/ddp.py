@@ -7,6 +7,7 @@ so that skipped batches and losses with weights of their own (tokens) need no co
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -21,6 +22,11 @@ from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 
+# The name of the argument changed in torch 2.13.
+_KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
+_NO_BUFFER_BROADCAST: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers": False
+}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -61,7 +67,7 @@ class DistributedDataParallelStrategy(Strategy):
         self._replica = _Replica(module)
         self._replicas = DistributedDataParallel(
             self._replica,
-            broadcast_buffers=False,  # a collective per step; consensus() averages them where they are read
+            **_NO_BUFFER_BROADCAST,  # a collective per step; consensus() averages them where they are read
             bucket_cap_mb=self.options.bucket_cap_mb,
             find_unused_parameters=self.options.find_unused_parameters,
             static_graph=self.options.static_graph,
@@ -86,7 +92,7 @@ class DistributedDataParallelStrategy(Strategy):
             return super().forward_backward(step)
         if step.first:
             self._replica.ticket.grad = None
-            self._weight, self._contributed = 0.0, False
+            self.weight, self.contributed = 0.0, False
         with nullcontext() if step.last else replicas.no_sync():
             with self.precision.forward_context():
                 loss = replicas(step.call, step.batch)
@@ -94,9 +100,9 @@ class DistributedDataParallelStrategy(Strategy):
             try:
                 if loss is not None:
                     step.before_backward(loss)
-                    self._contributed = True
+                    self.contributed = True
                     if step.weighted:
-                        self._weight += step.share
+                        self.weight += step.share
                     self.backward(loss, step.share, step.last, weighted=step.weighted)
                     step.after_backward()
                 elif step.last:
@@ -153,9 +159,9 @@ class DistributedDataParallelStrategy(Strategy):
         weight = self._replica.ticket.grad
         assert weight is not None
         # Only a rank that itself had nothing must ask whether the others had: no device is waited for otherwise.
-        if not self._contributed and float(weight) == 0.0:
+        if not self.contributed and float(weight) == 0.0:
             raise SkipStep
-        if self._weight:
+        if self.weight:
             self.scale_gradients(optimizer, 1.0 / weight)
 
     def _average_gradients(self, parameters: list[nn.Parameter]) -> None:

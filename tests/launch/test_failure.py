@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from drivetrain.errors import ConfigurationError, Interrupted, TrainingError, WorkerError
+from drivetrain.launch import failure
+
+
+def _of(rank: int, error: BaseException) -> failure.Failure:
+    try:
+        raise error
+    except BaseException as raised:
+        return failure.of_exception(rank, raised)
+
+
+@pytest.mark.parametrize(
+    ("error", "secondary"),
+    [
+        (ValueError("no peer like this"), False),
+        (RuntimeError("[../gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), True),
+        (ConnectionResetError(104, "Connection reset by peer"), True),
+        (RuntimeError("CUDA out of memory"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_lost_peer_is_an_echo(error: Exception, secondary: bool) -> None:
+    assert _of(0, error).secondary is secondary
+
+
+def test_error_that_wraps_an_echo_is_one() -> None:
+    error = TrainingError("step 3 failed")
+    error.__cause__ = RuntimeError("Connection closed by peer")
+    assert failure.of_exception(0, error).secondary
+
+
+def test_first_in_time_wins_but_never_an_echo() -> None:
+    echo = failure.Failure(0, 1.0, "lost", secondary=True)
+    late, early = failure.Failure(1, 3.0, "late"), failure.Failure(2, 2.0, "early")
+    assert failure.first_cause([echo, late, early]) is early
+    assert failure.first_cause([echo]) is echo
+
+
+def test_errors_of_the_parent() -> None:
+    error = _of(2, ValueError("bad\nworse")).error()
+    assert isinstance(error, WorkerError)
+    assert error.rank == 2
+    assert str(error).splitlines()[0] == "rank 2 failed: ValueError: bad"
+    assert "Traceback" in error.cause
+    configuration = _of(1, ConfigurationError("devices=0")).error()
+    assert isinstance(configuration, ConfigurationError)
+    assert (str(configuration), configuration.exit_code) == ("devices=0", 2)
+    training = _of(1, TrainingError("loss is NaN at step 3")).error()
+    assert str(training) == "rank 1 failed: TrainingError: loss is NaN at step 3"
+    interrupted = _of(0, Interrupted(signal.SIGTERM)).error()
+    assert isinstance(interrupted, Interrupted)
+    assert interrupted.exit_code == 143
+    assert str(_of(1, SystemExit(3)).error()) == "rank 1 failed: exited with code 3"
+    assert str(_of(1, SystemExit("no data")).error()) == "rank 1 failed: exited with code 1 and said: no data"
+
+
+def test_deaths_are_named() -> None:
+    killed = failure.of_exit_code(0, -signal.SIGKILL, 0.0)
+    assert (killed.summary, killed.secondary, killed.exit_code) == ("killed by SIGKILL", False, 137)
+    assert failure.of_exit_code(0, -signal.SIGABRT, 0.0).secondary
+    assert failure.of_exit_code(0, 7, 0.0).summary == "exited with code 7"
+
+
+def test_report_survives_the_file(tmp_path: Path) -> None:
+    folder = tmp_path
+    what = _of(3, KeyError("ü"))
+    failure.write_report(folder, what)
+    assert failure.read_report(folder, 3) == what
+    assert failure.read_report(folder, 2) is None
+    assert [path.name for path in folder.iterdir()] == ["failure_3.json"]

@@ -1,0 +1,101 @@
+"""The launching process is told to stop, or dies: what its workers do then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.errors import Interrupted
+from drivetrain.launch import Job, launch, pending
+from tests.launch import programs
+
+
+def _until_told(job: Job, payload: dict[str, Any]) -> None:
+    """Run steps until the flag is there; save; end in the way of ``payload``."""
+    folder = Path(payload["folder"])
+    (folder / f"ready_{job.rank}").touch()
+    while (signum := pending()) is None or payload["how"] == "deaf":
+        time.sleep(0.05)
+    time.sleep(0.3 * job.rank)  # ranks do not end at the same moment
+    (folder / f"saved_{job.rank}").write_text(str(signum))
+    if payload["how"] == "raise":
+        raise Interrupted(signum)
+
+
+def _program(folder: Path, how: str, grace: float) -> None:
+    launch(_until_told, {"folder": str(folder), "how": how}, workers=2, grace=grace)
+
+
+def _ready(folder: Path) -> None:
+    programs.wait_for(folder / "ready_0", folder / "ready_1")
+
+
+@pytest.mark.parametrize("how", ["raise", "return"])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_workers_save_and_all_end(signum: signal.Signals, code: int, how: str, tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, how, 4.0) as process:
+        assert process.pid is not None
+        _ready(tmp_path)
+        workers = programs.descendants(process.pid)
+        assert len(workers) == 2
+        os.kill(process.pid, signum)
+        process.join(5.0)
+        assert process.exitcode == code
+        assert programs.all_gone(workers, 0.0)
+    assert {path.name: path.read_text() for path in tmp_path.glob("saved_*")} == {
+        "saved_0": str(int(signum)),
+        "saved_1": str(int(signum)),
+    }
+
+
+def test_control_c_reaches_the_whole_group(tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, "raise", 4.0) as process:
+        assert process.pid is not None
+        _ready(tmp_path)
+        os.killpg(process.pid, signal.SIGINT)
+        process.join(5.0)
+        assert process.exitcode == 130
+    assert len(list(tmp_path.glob("saved_*"))) == 2
+
+
+def test_deaf_workers_have_their_grace_only(tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, "deaf", 1.0) as process:
+        assert process.pid is not None
+        _ready(tmp_path)
+        workers = programs.descendants(process.pid)
+        start = time.monotonic()
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(5.0)
+        assert process.exitcode == 143
+        assert 0.9 < time.monotonic() - start < 3.0
+        assert programs.all_gone(workers, 0.0)
+
+
+def test_second_control_c_waits_for_nobody(tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, "deaf", 60.0) as process:
+        assert process.pid is not None
+        _ready(tmp_path)
+        os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.3)
+        assert process.is_alive()
+        os.kill(process.pid, signal.SIGINT)
+        process.join(3.0)
+        assert process.exitcode == 130
+
+
+def test_workers_die_with_their_launcher(tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, "deaf", 4.0) as process:
+        assert process.pid is not None
+        _ready(tmp_path)
+        workers = programs.descendants(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        assert programs.all_gone(workers, 1.0)
+    for left in Path(os.environ["TMPDIR"]).glob("drivetrain-launch-*"):  # a killed launcher cannot clear its folder
+        for path in left.iterdir():
+            path.unlink()
+        left.rmdir()
