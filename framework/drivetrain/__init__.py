@@ -32,7 +32,7 @@ _HOMES = {
     "Trainer": "trainer",
     "seed_everything": "seeding",
 }
-__all__ = sorted(_HOMES)
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

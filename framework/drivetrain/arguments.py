@@ -52,7 +52,7 @@ def check_arguments(a: dict[str, Any]) -> None:
         and (not isinstance(interval, (int, float)) or interval <= 0 or (isinstance(interval, float) and interval > 1))
     ):
         raise ConfigurationError(
-            f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction of the epoch (0.0 to 1.0)."
+            f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction (0.0 to 1.0)."
         )
     clip = a.get("gradient_clip_val")
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or clip < 0):
@@ -85,7 +85,9 @@ def resolve_devices(devices: Any, available: int, accelerator: str, default: int
         for index in devices:
             _whole("devices", index, 0, none=False)
             if accelerator == "cuda" and index >= available:
-                raise ConfigurationError(f"devices={list(devices)}: there are {available} GPUs here, 0 to {available - 1}.")
+                raise ConfigurationError(
+                    f"devices={list(devices)}: there are {available} GPUs here, 0 to {available - 1}."
+                )
         count = len(devices)
     else:
         try:

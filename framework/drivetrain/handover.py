@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 def in_workers(trainer: Trainer, request: Request) -> Any:
     """Run ``request`` in ``trainer.num_devices`` new workers of this node and take over what they did."""
+    for logger in trainer.loggers:
+        _ = logger.log_dir  # a version is chosen once, here, not by every worker
     with tempfile.TemporaryDirectory(prefix="drivetrain_") as folder:
         launch(
             _work,
@@ -55,7 +57,9 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         with trainer.consensus():
             weights = trainer.strategy.state_dict([])["module"] if request.stage == "fit" else {}
         state = {
-            "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()} if trainer.return_weights else {},
+            "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()}
+            if trainer.return_weights
+            else {},
             "training": module.training,
             "hparams": to_safe(dict(module.hparams)),
             "result": to_safe(result),

@@ -159,7 +159,7 @@ class Strategy:
             yield
 
     def prepare(self, module: TrainModule, stage: str) -> None:
-        """Hold ``module`` as this strategy does, for ``stage`` (``"fit"``, ``"validate"``, ``"test"``, ``"predict"``)."""
+        """Hold ``module`` as this strategy does, for ``stage``: fit, validate, test or predict."""
         self.module = module
         self.precision.convert_module(module)
         module.to(self.device)
@@ -196,9 +196,7 @@ class Strategy:
     weight = 0.0  # of the window so far, where the module weights its losses itself
     contributed = True  # whether any micro-batch of the window gave a loss
 
-    def backward(
-        self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any
-    ) -> None:
+    def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
         """Accumulate the gradient of ``loss * share``, summed over ranks; engines that average get it times their
         size, except for ``weighted`` losses, whose gradients :meth:`normalise` divides."""
         factor = share if weighted else share * self.data.size

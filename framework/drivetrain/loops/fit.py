@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Iterable
 from time import perf_counter
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
-from drivetrain.loops.evaluate import Abandoned
+from drivetrain.loops.evaluate import Abandoned, takes
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
@@ -64,7 +63,7 @@ class FitLoop:
         self.last_batch_size = 0
         self.optimizers: list[Optimizer] = []
         self.wrapped: list[TrainOptimizer] = []
-        self.step_takes_index = "batch_idx" in inspect.signature(self.module.training_step).parameters
+        self.step_takes_index = takes(self.module.training_step, "batch_idx", 1)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
         self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
         self._stepped = False
@@ -185,6 +184,8 @@ class FitLoop:
         strategy, batches, total = self.strategy, window.batches, window.total
         final = len(batches) - 1
         self._stepped = False
+        self.last_batch_size = int(total)
+        self.timing.samples += self.last_batch_size
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             self.is_last_batch = micro.last
@@ -209,7 +210,7 @@ class FitLoop:
             self.batches_seen += 1
             self.validated = False
             self.hooks("on_train_batch_end", step.output, step.batch, step.index)
-        self._after_window(window, steps)
+        self._after_window(steps)
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
@@ -308,9 +309,7 @@ class FitLoop:
         self.strategy.after_step(self.global_step)
         self._step_schedulers("step")
 
-    def _after_window(self, window: Window, steps: list[MicroStep]) -> None:
-        self.last_batch_size = int(window.total)
-        self.timing.samples += self.last_batch_size
+    def _after_window(self, steps: list[MicroStep]) -> None:
         if self._inner:
             return
         if self._stepped:
@@ -393,7 +392,8 @@ class FitLoop:
             known = self.trainer.callback_metrics
             metric = known.get(config.monitor or "")
             if metric is None:
-                what = f"the scheduler watches {config.monitor!r}, which was not logged: {nearest(config.monitor or '', known)}"
+                hint = nearest(config.monitor or "", known)
+                what = f"the scheduler watches {config.monitor!r}, which was not logged: {hint}"
                 if config.strict:
                     raise ConfigurationError(what)
                 warnings.warn(what, stacklevel=2)

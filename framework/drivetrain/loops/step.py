@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -50,15 +51,10 @@ class MicroStep:
         hooks = fit.hooks
         hooks.current = "training_step"
         module = fit.module
-        if fit.step_takes_index:
-            output = module.training_step(batch, self.index)
-        else:
-            output = module.training_step(batch)
+        output = module.training_step(batch, self.index) if fit.step_takes_index else module.training_step(batch)
         hooks.current = None
         self.output = output
-        loss = output
-        if not isinstance(output, torch.Tensor):
-            loss = self._from_mapping(output)
+        loss = output if isinstance(output, torch.Tensor) else self._from_mapping(output)
         if not module.automatic_optimization:
             self.loss = loss.detach() if loss is not None and loss.numel() == 1 else None
             return loss
@@ -78,7 +74,7 @@ class MicroStep:
             )
         if fit.check_each_loss:
             value = loss.item()
-            if value != value or value in (float("inf"), float("-inf")):
+            if not isfinite(value):
                 raise nonfinite(value, fit.global_step + 1, fit.trainer.global_rank)
         return loss
 

@@ -21,8 +21,8 @@ class LearningRateMonitor(Callback):
     several groups (or ``lr-Adam/NAME`` of a group with a name), ``-momentum`` and ``-weight_decay`` after it. A name
     given to a scheduler stands in place of ``lr-Adam``.
 
-    The rate logged for step k is the one that step k uses. Values go to the loggers (first worker) and into
-    ``callback_metrics`` (every worker: they are the same).
+    The rate logged at step k (from 0, like the other metrics of training) is the one that step k uses. Values go to
+    the loggers (first worker) and into ``callback_metrics`` (every worker: they are the same).
 
     Args:
         logging_interval: ``"step"`` (every ``log_every_n_steps``), ``"epoch"``, or None for each scheduler's own.
@@ -59,8 +59,8 @@ class LearningRateMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self.logging_interval == "epoch":
             return
-        step = trainer.global_step + 1
-        if step % trainer.log_every_n_steps == 0 and step != self._logged_step:
+        step = trainer.global_step
+        if (step + 1) % trainer.log_every_n_steps == 0 and step != self._logged_step:
             self._logged_step = step
             self._log(trainer, "step", step)
 
@@ -75,7 +75,7 @@ class LearningRateMonitor(Callback):
                 found.update(self._read(name, optimizer))
         if not found:
             return
-        trainer.callback_metrics.update({key: torch.tensor(value) for key, value in found.items()})
+        trainer.callback_metrics.update({key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()})
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=step)
