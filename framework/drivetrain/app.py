@@ -117,6 +117,9 @@ def _dispatch(command: Command) -> int:
             )
         )
         return 0
+    if args.config_path:
+        instead = f"use --config-dir {args.config_path}"
+        raise ConfigurationError(f"--config-path would hide drivetrain's own configs: {instead}")
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         return _hydra(command, [])
     command.joined = detect()

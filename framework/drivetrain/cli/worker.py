@@ -48,7 +48,7 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     trainer = _trainer(config, folder)
     try:
         module = _module(config)
-        data = build(config["data"], "data") if config.get("data") else None
+        data = _made(config["data"], "data", {}) if config.get("data") else None
         _log_choices(trainer, config)
         summary = _run(trainer, module, data, config, folder)
     except BaseException as error:
@@ -139,9 +139,15 @@ def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: B
 
 def _module(config: Mapping[str, Any]) -> Any:
     partials = {key: build(config[key], key) for key in ("optimizer", "scheduler") if config.get(key)}
-    factory = build({**config["model"], "_partial_": True}, "model")
-    _accepts(factory, partials, f"model {config['model']['_target_']}")
-    return _called(factory, partials, f"model {config['model']['_target_']}")
+    return _made(config["model"], "model", partials)
+
+
+def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
+    """The object of a ``_target_`` config and ``more``, its arguments checked by name."""
+    partial = build({**group, "_partial_": True}, where)
+    arguments, what = {**partial.keywords, **more}, f"{where}._target_={group['_target_']}"
+    _accepts(partial.func, arguments, what)
+    return _called(partial.func, arguments, what)
 
 
 def build(group: Mapping[str, Any], where: str) -> Any:
