@@ -38,7 +38,9 @@ class Classifier(TrainModule):
     def __init__(self, optimizer: str = "sgd") -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.net = seeded(lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)))
+        self.net = seeded(
+            lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+        )
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, y = batch

@@ -52,7 +52,7 @@ def check_arguments(a: dict[str, Any]) -> None:
         and (not isinstance(interval, (int, float)) or interval <= 0 or (isinstance(interval, float) and interval > 1))
     ):
         raise ConfigurationError(
-            f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction of the epoch (0.0 to 1.0)."
+            f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction (0.0 to 1.0)."
         )
     clip = a.get("gradient_clip_val")
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or clip < 0):

@@ -304,19 +304,14 @@ class Metrics:
         tables: list[dict[str, Column]] = []
         if rows:
             flat = torch.tensor(rows, dtype=torch.float64, device=self.device).reshape(-1)
-            for table in (t.reshape(-1, 2).tolist() for t in self.gather(flat)):
-                result.series.append(table[cut:])
+            for numbers in (t.reshape(-1, 2).tolist() for t in self.gather(flat)):
+                result.series.append(numbers[cut:])
                 if alike:
-                    tables.append(
-                        {
-                            n: replace(columns[n], total=t, weight=w)
-                            for n, (t, w) in zip(names, table[:cut], strict=True)
-                        }
-                    )
+                    pairs = zip(names, numbers[:cut], strict=True)
+                    tables.append({name: replace(columns[name], total=t, weight=w) for name, (t, w) in pairs})
         if not alike:
-            for listed in self.gather_names(
-                [[n, columns[n].total, columns[n].weight, columns[n].kind()] for n in names]
-            ):
+            mine = [[name, columns[name].total, columns[name].weight, columns[name].kind()] for name in names]
+            for listed in self.gather_names(mine):
                 tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
             for table in tables:
                 result.columns = {**table, **result.columns}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.errors import ConfigurationError
 from drivetrain.data_hooks import DataHooks
+from drivetrain.errors import ConfigurationError
 from drivetrain.hyperparameters import HyperparametersMixin
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         optimizer: Optimizer | TrainOptimizer,
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
-        optimizer.step(closure=optimizer_closure)  # type: ignore[call-overload]
+        optimizer.step(closure=optimizer_closure)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         optimizer.zero_grad()

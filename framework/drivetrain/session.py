@@ -25,6 +25,7 @@ from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.sharding import BatchSource, as_sources
+from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
@@ -102,7 +103,6 @@ def _loader(request: Request, which: str) -> Any:
 
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
-    module, stage = request.module, request.stage
     signals.clear()
     with signals.handling(), _deterministic(trainer):
         try:
@@ -140,6 +140,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if request.datamodule is not None:
         request.datamodule.trainer = trainer
     trainer.stage = request.stage
+    trainer.request = request
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     trainer.hooks = Hooks(trainer, module, trainer.callbacks)
@@ -157,9 +158,13 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     with strategy.init_context():
         module.configure_model()
     strategy.prepare(module, stage)
-    trainer.choose_transfer()
+    trainer.to_device = BatchTransfer(trainer)
     _log_hyperparameters(trainer)
-    result = _fit(trainer, request) if stage == "fit" else _evaluate(trainer, request)
+    result = None
+    if stage == "fit":
+        _fit(trainer, request)
+    else:
+        result = _evaluate(trainer, request)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
@@ -168,7 +173,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module.teardown(stage)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     for logger in trainer.loggers if trainer.is_global_zero else []:
-        logger.save()
+        logger.finalize(trainer.status)
     return result
 
 
@@ -231,7 +236,6 @@ def _end_with_the_shortest(trainer: Trainer, found: list[BatchSource]) -> None:
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request) -> None:
     module, strategy, hooks = request.module, trainer.strategy, trainer.hooks
-    trainer.request = request
     training = sources(trainer, request, "train")
     if len(training) != 1:
         raise ConfigurationError(
@@ -262,9 +266,6 @@ def _fit(trainer: Trainer, request: Request) -> None:
     fit.run()
     trainer.training = False
     hooks("on_fit_end")
-    if trainer.callback_metrics and trainer.is_global_zero:
-        for logger in trainer.loggers:
-            logger.save()
 
 
 def _configure(trainer: Trainer) -> list[Optimizer]:

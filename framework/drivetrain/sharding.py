@@ -63,6 +63,8 @@ def part(total: int, shard: Shard, whole_tail: bool) -> tuple[slice, int]:
 
 def batch_size(batch: Any) -> int | None:
     """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
+    if type(batch) in (tuple, list) and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:
+        return int(batch[0].shape[0])  # by far the most frequent batch, and this is called at every step
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else 1
     if isinstance(batch, Mapping):
@@ -222,6 +224,7 @@ class BatchSource:
         self._order: _EpochOrder | None = None
         self.reader: Any = loader
         self.stream = True
+        self._batches: Any = loader
         if not hasattr(loader, "__iter__"):
             raise ConfigurationError(
                 f"a loader must be iterable, this one is a {type(loader).__name__}: return a DataLoader or a list"
@@ -242,26 +245,26 @@ class BatchSource:
     def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
         """A loader over the same data set whose batch sampler is ours."""
         self.stream = False
-        batches = loader.batch_sampler
+        batches: Any = loader.batch_sampler
         sampler = getattr(batches, "sampler", None)
         factor = self.shard.size if self.mode == "per_process" else 1
         dataset: Any = loader.dataset
         source: Iterable[Any]
         if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
-            random_order = isinstance(sampler, RandomSampler)
-            shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else random_order
+            drawn = sampler if isinstance(sampler, RandomSampler) else None
+            shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else drawn is not None
             shuffle = shuffle and not self.in_order
             own = getattr(sampler, "generator", None)
             self._order = _EpochOrder(
                 len(dataset),
                 seed if own is None else own.initial_seed(),
                 shuffle,
-                random_order and sampler.replacement,
-                sampler.num_samples if random_order else len(dataset),
+                drawn is not None and drawn.replacement,
+                len(dataset) if drawn is None else drawn.num_samples,
             )
             source = BatchSampler(self._order, batches.batch_size * factor, batches.drop_last)
         else:
-            source = batches if factor == 1 else _Joined(batches, factor)  # type: ignore[arg-type]
+            source = batches if factor == 1 else _Joined(batches, factor)
         self._batches = source
         seeded = loader.num_workers > 0
         self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded)
@@ -280,12 +283,12 @@ class BatchSource:
         generator = torch.Generator().manual_seed(_mix(seed, 2**31))
         if seeded:
             dataset = _Seeded(dataset, seed)
-        self.reader = DataLoader(dataset, batch_sampler=self._sampler, generator=generator, **options)  # type: ignore[arg-type]
+        self.reader = DataLoader(dataset, batch_sampler=self._sampler, generator=generator, **options)
 
     def _length(self) -> int | float:
         counted = self._batches if self._sampler is not None else self.loader
         try:
-            return len(counted)  # type: ignore[arg-type]
+            return len(counted)
         except (TypeError, NotImplementedError):
             return float("inf")
 
@@ -296,7 +299,8 @@ class BatchSource:
             self._order.epoch = epoch
         if self._sampler is not None:
             self._sampler.epoch = epoch
-        for owner in (getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)):
+        owners: list[Any] = [getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)]
+        for owner in owners:
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
 
@@ -304,7 +308,7 @@ class BatchSource:
         """Samples of each global batch of the epoch where they are known without reading (our own order)."""
         if self._order is None:
             return None
-        size, drop = self._batches.batch_size, self._batches.drop_last  # type: ignore[attr-defined]
+        size, drop = self._batches.batch_size, self._batches.drop_last
         whole, rest = divmod(len(self._order), size)
         return ([size] * whole + ([rest] if rest and not drop else []))[: _as_slice(self.length)]
 
@@ -407,7 +411,7 @@ class _Joined:
             yield joined
 
     def __len__(self) -> int:
-        return -(-len(self.batches) // self.factor)
+        return (len(self.batches) + self.factor - 1) // self.factor
 
 
 def _limited(length: int | float, limit: int | float | None) -> int | float:
@@ -419,8 +423,8 @@ def _limited(length: int | float, limit: int | float | None) -> int | float:
         batches = int(length * limit)
         if batches == 0 and limit > 0 and length > 0:
             raise ConfigurationError(
-                f"a limit of {limit} of the {int(length)} batches of a loader leaves none: give {1 / length:.3g} or more,"
-                " or a number of batches."
+                f"a limit of {limit} of the {int(length)} batches of a loader leaves none: give a number of batches, or"
+                f" {1 / length:.3g} or more."
             )
         return batches
     return min(length, limit)

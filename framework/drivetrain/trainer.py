@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
-from torch.optim import Optimizer
 
-from drivetrain import handover, registry, session, snapshot
-from drivetrain.arguments import check_arguments, resolve_devices
+from drivetrain import handover, session, snapshot
+from drivetrain.arguments import check_arguments
 from drivetrain.callback import Callback
-from drivetrain.checkpoint import rng, weights_digest
+from drivetrain.checkpoint import rng
 from drivetrain.declaration import Declaration, Plan, refuse
-from drivetrain.errors import ConfigurationError, Interrupted, nearest
-from drivetrain.launch import Job, current_job
+from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.launch import Job
 from drivetrain.logger import Logger
 from drivetrain.metrics import Exchange, Metrics
 from drivetrain.module import TrainModule
+from drivetrain.parts import callbacks_of, loggers_of, precision_of
+from drivetrain.placement import place
 from drivetrain.precision import Precision
 from drivetrain.session import Request
 from drivetrain.strategy import Strategy
+from drivetrain.summary import run_summary
 from drivetrain.timing import Timing
+from drivetrain.trainer_state import TrainerState
+from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
     from drivetrain.hooks import Hooks
     from drivetrain.loops.evaluate import EvaluateLoop
     from drivetrain.loops.fit import FitLoop
-    from drivetrain.optimizer import SchedulerConfig, TrainOptimizer
-    from drivetrain.sharding import BatchSource, MicroBatch
-
-_UNSET: Any = object()
+    from drivetrain.optimizer import SchedulerConfig
+    from drivetrain.sharding import BatchSource
 
 
-class Trainer:
+class Trainer(TrainerState):
     """Trains, evaluates and predicts with any strategy. Arguments carry Lightning's names and meanings.
 
     Args:
@@ -172,60 +172,26 @@ class Trainer:
         self.seed = seed
         self.nonfinite = nonfinite
         self.return_weights = return_weights
-        self.num_nodes = num_nodes
         self.node_rank = node_rank
         self.master_addr = master_addr
         self.master_port = master_port
         self.start_timeout = start_timeout
         self.timeout = timeout
-        self.job: Job | None = None
-        self._place(accelerator, strategy, devices, backend)
-        self.precision_plugin = _precision(precision, loss_scale)
+        placed = place(accelerator, strategy, devices, num_nodes, backend)
+        self.job = placed.job
+        self.accelerator_name, self.backend = placed.accelerator, placed.backend
+        self.num_devices, self.num_nodes, self.world_size = placed.devices, placed.num_nodes, placed.world_size
+        self.declaration, self.strategy_options = placed.declaration, placed.options
+        self.strategy_name = placed.declaration.name
+        self.precision_plugin = precision_of(precision, loss_scale)
         refuse(self.plan(), self.declaration)
-        self.strategy: Strategy = self.declaration.build(self._options)
+        self.strategy: Strategy = self.declaration.build(self.strategy_options)
         self.strategy.precision = self.precision_plugin
-        self._own_callbacks = _callbacks(self, callbacks, enable_checkpointing, enable_model_summary)
+        self._own_callbacks = callbacks_of(self, callbacks, enable_checkpointing, enable_model_summary)
         self.callbacks: list[Callback] = []
         self.use_callbacks([])
-        self.loggers = _loggers(self, logger)
+        self.loggers = loggers_of(self, logger)
         self._fresh_state()
-
-    def _place(self, accelerator: str, strategy: Any, devices: Any, backend: str | None) -> None:
-        """Decide on accelerator, number of workers and strategy."""
-        gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()  # through NVML: CUDA stays untouched
-        if accelerator in ("gpu", "cuda") and gpus == 0:
-            raise ConfigurationError(f"accelerator={accelerator}: there is no GPU here, use accelerator=cpu.")
-        self.accelerator_name = "cuda" if gpus else "cpu"
-        self.backend = backend or ("nccl" if gpus else "gloo")
-        joined = current_job()
-        options: dict[str, Any] = {}
-        if isinstance(strategy, Declaration):
-            self.declaration = strategy
-        else:
-            if isinstance(strategy, Mapping):
-                options = {k: v for k, v in strategy.items() if k != "name"}
-                strategy = strategy.get("name", "auto")
-            if strategy == "auto":
-                many = joined.world_size > 1 if joined else gpus > 1 or devices not in ("auto", 1, "1", None)
-                strategy = "ddp" if many else "single"
-            found = registry.load("strategies", strategy)
-            self.declaration = found if isinstance(found, Declaration) else found.declaration
-        self.strategy_name = self.declaration.name
-        self._options = _options(self.declaration, options)
-        lone = self.declaration.support.max_world_size == 1
-        default = 1 if lone else (gpus or 2)
-        if joined is not None:
-            self.job = joined
-            count = resolve_devices(devices, gpus, self.accelerator_name, joined.local_world_size)
-            if count != joined.local_world_size:
-                raise ConfigurationError(
-                    f"devices={devices}: the job that was started has {joined.local_world_size} workers on this node:"
-                    " leave devices out or start that many."
-                )
-            self.num_devices, self.world_size, self.num_nodes = count, joined.world_size, joined.num_nodes
-        else:
-            self.num_devices = resolve_devices(devices, gpus, self.accelerator_name, default)
-            self.world_size = self.num_devices * self.num_nodes
 
     def plan(
         self,
@@ -237,7 +203,7 @@ class Trainer:
         """What is asked of the strategy, for :func:`drivetrain.declaration.refuse`."""
         return Plan(
             strategy=self.strategy_name,
-            options=self._options,
+            options=self.strategy_options,
             world_size=self.world_size,
             num_nodes=self.num_nodes,
             accelerator=self.accelerator_name,
@@ -282,8 +248,7 @@ class Trainer:
         self._adopted: dict[str, Any] = {}
         self._modes: dict[str, bool] = {}
         self._consensus = 0
-        self._plain_transfer = False
-        self._transfer: Any = None
+        self.to_device: BatchTransfer = None  # type: ignore[assignment]
 
     # -- what a user calls --------------------------------------------------------------------------------------
     def fit(
@@ -362,7 +327,8 @@ class Trainer:
         """Print on the first worker only, above the progress bar."""
         if self.is_global_zero:
             bar = self.progress_bar_callback
-            (bar.print if bar is not None and hasattr(bar, "print") else print)(*args, **kwargs)
+            show = print if bar is None else bar.print
+            show(*args, **kwargs)
 
     def request_stop(self, reason: str | None = None) -> None:
         """Ask for a stop from one rank; all stop together at the next boundary."""
@@ -387,7 +353,7 @@ class Trainer:
             return model, ckpt_path
         if self.lightning_module is None:
             raise ConfigurationError("there is no module: pass one, or call fit before.")
-        if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", ""):
+        if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", None):
             ckpt_path = "best"
         return self.lightning_module, ckpt_path
 
@@ -424,7 +390,7 @@ class Trainer:
             self.strategy.close(error)
 
     def use_callbacks(self, more: list[Callback]) -> None:
-        """The trainer's callbacks and the module's; a module's replaces one of the same type. Checkpointing ones last."""
+        """The trainer's callbacks and the module's, which replace others of their type; checkpointing ones last."""
         kinds = {type(callback) for callback in more}
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
@@ -440,35 +406,6 @@ class Trainer:
             strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
         )
         return Metrics(strategy.gather, strategy.communicator.all_gather_plain, device, lambda: self.hooks.current)
-
-    def choose_transfer(self) -> None:
-        """Find out who moves batches to the device, and whether anything has to be done at all."""
-        from drivetrain.data_hooks import DataHooks
-
-        names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-        hooks = []
-        for name in names:
-            owner: Any = self.lightning_module
-            if self.datamodule is not None and getattr(type(self.datamodule), name) is not getattr(DataHooks, name):
-                owner = self.datamodule
-            hooks.append((getattr(owner, name), getattr(type(owner), name) is getattr(DataHooks, name)))
-        plain = all(default for _, default in hooks)
-        unconverted = type(self.precision_plugin).convert_input is Precision.convert_input
-        self._plain_transfer = plain and unconverted and self.strategy.device.type == "cpu"
-        self._transfer = [hook for hook, _ in hooks]
-        self._default_transfer = plain
-
-    def to_device(self, micro: MicroBatch) -> Any:
-        """The batch in the precision's format on the device."""
-        if self._plain_transfer:
-            return micro.batch
-        batch = self.precision_plugin.convert_input(micro.batch)
-        device = self.strategy.device
-        if self._default_transfer and device.type == "cpu":
-            return batch
-        before, transfer, after = self._transfer
-        batch = before(batch, micro.loader)
-        return after(transfer(batch, device, micro.loader), micro.loader)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -543,189 +480,20 @@ class Trainer:
     def forget_metrics(self) -> None:
         self.callback_metrics, self.logged_metrics, self.progress_bar_metrics = {}, {}, {}
 
-    # -- state that others read ---------------------------------------------------------------------------------
-    @property
-    def model(self) -> TrainModule | None:
-        return self.lightning_module
-
-    @property
-    def current_epoch(self) -> int:
-        fit = self.fit_loop
-        return self._adopted.get("current_epoch", 0) if fit is None else fit.epoch + fit.cut
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps done; several optimizers stepped on one batch count once."""
-        return self._adopted.get("global_step", 0) if self.fit_loop is None else self.fit_loop.global_step
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        return [] if self.fit_loop is None else self.fit_loop.optimizers
-
-    @property
-    def wrapped_optimizers(self) -> list[TrainOptimizer]:
-        return [] if self.fit_loop is None else self.fit_loop.wrapped
-
-    @property
-    def global_rank(self) -> int:
-        return 0 if self.job is None else self.job.rank
-
-    @property
-    def local_rank(self) -> int:
-        return 0 if self.job is None else self.job.local_rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.global_rank == 0
-
-    @property
-    def communicator(self) -> Any:
-        return self.strategy.communicator
-
-    @property
-    def precision(self) -> str:
-        return self.precision_plugin.name
-
-    @property
-    def logger(self) -> Logger | None:
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def log_dir(self) -> Path | None:
-        return self.loggers[0].log_dir if self.loggers else self.default_root_dir
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        return (self.log_dir or self.default_root_dir) / "checkpoints"
-
-    @property
-    def checkpoint_callbacks(self) -> list[Callback]:
-        return [callback for callback in self.callbacks if callback.saves_checkpoints]
-
-    @property
-    def checkpoint_callback(self) -> Any:
-        found = self.checkpoint_callbacks
-        return found[0] if found else None
-
-    @property
-    def early_stopping_callback(self) -> Any:
-        return next((c for c in self.callbacks if hasattr(c, "patience") and hasattr(c, "stopped_epoch")), None)
-
-    @property
-    def progress_bar_callback(self) -> Any:
-        return next((c for c in self.callbacks if hasattr(c, "print")), None)
-
-    @property
-    def validating(self) -> bool:
-        return self.evaluating and self.stage in ("fit", "validate") and not self.sanity_checking
-
-    @property
-    def testing(self) -> bool:
-        return self.evaluating and self.stage == "test"
-
-    @property
-    def predicting(self) -> bool:
-        return self.evaluating and self.stage == "predict"
-
-    @property
-    def interrupted(self) -> bool:
-        return self.status == "interrupted"
-
-    @property
-    def is_last_batch(self) -> bool:
-        return self.fit_loop is not None and self.fit_loop.is_last_batch
-
-    @property
-    def last_batch_size(self) -> int:
-        return 0 if self.fit_loop is None else self.fit_loop.last_batch_size
-
-    @property
-    def agreed_seconds(self) -> float:
-        return 0.0 if self.fit_loop is None else self.fit_loop.boundary.agreed_seconds
-
-    @property
-    def has_validation(self) -> bool:
-        return self.validation is not None
-
-    @property
-    def num_training_batches(self) -> int | float:
-        return 0 if self.train_source is None else self.train_source.length
-
-    @property
-    def num_val_batches(self) -> list[int | float]:
-        return [] if self.validation is None else [source.length for source in self.validation.sources]
-
-    @property
-    def num_test_batches(self) -> list[int | float]:
-        return [] if self.evaluation is None else [source.length for source in self.evaluation.sources]
-
-    @property
-    def num_sanity_val_batches(self) -> list[int | float]:
-        steps = self.num_sanity_val_steps
-        return [length if steps == -1 else min(steps, length) for length in self.num_val_batches]
-
-    @property
-    def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps that ``fit`` will make; a schedule laid out for so many ends with training."""
-        if self.max_epochs == -1:
-            return float("inf") if self.max_steps == -1 else self.max_steps
-        per_epoch = self.num_training_batches
-        if per_epoch == float("inf"):
-            return self.max_steps if self.max_steps != -1 else per_epoch
-        steps = -(-int(per_epoch) // self.accumulate_grad_batches) * max(self.max_epochs, 1)
-        return steps if self.max_steps == -1 else min(steps, self.max_steps)
-
     def run_summary(self) -> dict[str, Any]:
-        """What the run record holds of this run (plain data); all ranks hold the same, communication apart."""
-        statistics = self.strategy.communicator.statistics
-        sent = self.strategy.traffic()
-        callback = self.checkpoint_callback
-        return {
-            "strategy": self.strategy_name,
-            "world_size": self.world_size,
-            "devices": self.num_devices,
-            "num_nodes": self.num_nodes,
-            "seed": self.data_seed,
-            "epochs": self.current_epoch,
-            "global_step": self.global_step,
-            "metrics": {name: float(value) for name, value in self.callback_metrics.items()},
-            "loss_curve": [list(point) for point in self.loss_curve],
-            "weights_digest": weights_digest(self.lightning_module.state_dict()),
-            "throughput": {
-                "samples_per_second": self.timing.samples / self.timing.total if self.timing.total > 0 else 0.0
-            },
-            "seconds": self.timing.summary(),
-            "communication": {
-                "bytes_sent": statistics.bytes_sent + sent.get("bytes_sent", 0),
-                "bytes_dense": statistics.bytes_sent + sent.get("bytes_dense", 0),
-                "messages": statistics.messages + sent.get("messages", 0),
-            },
-            "checkpoints": {
-                "best": getattr(callback, "best_model_path", "") or None,
-                "last": getattr(callback, "last_model_path", "") or None,
-            },
-            "versions": {"drivetrain": version("drivetrain"), "torch": torch.__version__},
-        }
+        """What the run record holds of this run, as plain data."""
+        return run_summary(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For workers that are not forked: the configuration travels, what belongs to a run in this process does not."""
+        """For workers that are not forked: the configuration travels, a run of this process does not."""
         fresh = dict(self.__dict__)
-        for name in (
-            "hooks",
-            "metrics",
-            "fit_loop",
-            "train_source",
-            "validation",
-            "evaluation",
-            "request",
-            "_transfer",
-        ):
+        for name in ("hooks", "metrics", "fit_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
+        fresh["request"] = fresh["to_device"] = None
         fresh["lr_scheduler_configs"] = []
         return fresh
 
 
-# -- building parts from arguments ------------------------------------------------------------------------------
 def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     """Loaders and data module; a data module may stand in the loaders' place."""
     from drivetrain.data import DataModule
@@ -733,66 +501,3 @@ def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     if isinstance(loaders, DataModule):
         return None, loaders
     return loaders, datamodule
-
-
-def _options(declaration: Declaration, options: Mapping[str, Any]) -> Any:
-    known = getattr(declaration.options, "__dataclass_fields__", {})
-    for name in options:
-        if name not in known:
-            raise ConfigurationError(f"strategy={declaration.name} has no option {name!r}: {nearest(name, known)}")
-    return declaration.options(**options)
-
-
-_PRECISION_ALIASES = {
-    "32": "32-true",
-    "64": "64-true",
-    "16": "16-mixed",
-    "bf16": "bf16-mixed",
-    "None": "32-true",
-}
-
-
-def _precision(precision: Any, loss_scale: Any) -> Precision:
-    if isinstance(precision, Precision):
-        return precision
-    name = _PRECISION_ALIASES.get(str(precision), str(precision))
-    return registry.load("precisions", name)(name, loss_scale)
-
-
-def _callbacks(
-    trainer: Trainer, given: Callback | list[Callback] | None, checkpointing: bool | None, summary: bool | None
-) -> list[Callback]:
-    """The user's callbacks and the default ones that he did not replace."""
-    if given is None:
-        given = []
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    for callback in found:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(f"callbacks: {type(callback).__name__} is no Callback, derive it from one.")
-    saves = any(callback.saves_checkpoints for callback in found)
-    if checkpointing is False and saves and not trainer.fast_dev_run:
-        raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")
-    wanted: list[tuple[bool, str, dict[str, Any]]] = [
-        (trainer.enable_progress_bar and not any(hasattr(c, "print") for c in found), "progress_bar", {}),
-        (summary is not False, "model_summary", {}),
-        (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
-        (checkpointing is not False and not saves, "model_checkpoint", {}),
-    ]
-    for use, name, options in wanted:
-        if use:
-            kind = registry.load("callbacks", name)
-            if not any(isinstance(callback, kind) for callback in found):
-                found.append(kind(**options))
-    return found
-
-
-def _loggers(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> list[Logger]:
-    if given is False:
-        return []
-    if given is None or given is True:
-        return [registry.load("loggers", "tensorboard")(save_dir=os.fspath(trainer.default_root_dir))]
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
-    for logger in found:
-        if not isinstance(logger, Logger):
-            raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")
-    return found

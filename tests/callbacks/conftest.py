@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, first: Any = None) -> None:
         self.rank, self.first = rank, first
+        self.world_size = 1 if first is None else 2
 
     def all_gather_plain(self, obj: Any) -> list[Any]:
         return [obj if self.rank == 0 else self.first, obj]
@@ -94,7 +95,8 @@ class FakeTrainer:
         self.saved.append(path.name)
 
     def log(self, **metrics: float) -> None:
-        self.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        for name, value in metrics.items():
+            self.callback_metrics[name] = torch.tensor(value, dtype=torch.float64)
 
     def call(self, hook: str, *arguments: Any) -> None:
         for callback in self.callbacks:
@@ -132,8 +134,8 @@ class FakeTrainer:
             for index in range(int(self.num_training_batches)):
                 self.call("on_train_batch_start", None, index)
                 self.global_step += 1
-                self.agreed_seconds += 1.0
                 self.call("on_train_batch_end", None, None, index)
+                self.agreed_seconds += 1.0
             if self.num_val_batches:
                 self.validate_now(**val(self.current_epoch))
             self.log(**train(self.current_epoch))
@@ -147,8 +149,8 @@ class FakeTrainer:
         return self
 
 
-@pytest.fixture(autouse=True)
-def checkpoint_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture
+def checkpoint_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def point_last(folder: str | Path, name: str) -> Path:
         assert (Path(folder) / name / "manifest.json").is_file(), "last may only point at what is complete"
         link = Path(folder) / "last.ckpt"
@@ -167,11 +169,10 @@ def checkpoint_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(checkpoint, "point_last", point_last, raising=False)
     monkeypatch.setattr(checkpoint, "remove", remove, raising=False)
-    yield
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path) -> Callable[..., FakeTrainer]:
+def make_trainer(tmp_path: Path, checkpoint_folder: None) -> Callable[..., FakeTrainer]:
     def make(*callbacks: Callback, **attributes: Any) -> FakeTrainer:
         return FakeTrainer(tmp_path, list(callbacks), **attributes)
 

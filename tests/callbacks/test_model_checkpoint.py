@@ -54,13 +54,11 @@ def test_top_k(make_trainer: Callable[..., Any], top_k: int, kept: list[int]) ->
     assert [Path(path).name for path in trainer.saved] == trainer.saved
     if kept:
         assert Path(checkpoint.best_model_path).name == "epoch=3-step=16.ckpt"
-        assert checkpoint.best_model_score == torch.tensor(0.2)
+        assert checkpoint.best_model_score == torch.tensor(0.2, dtype=torch.float64)
         worst = max(kept, key=lambda epoch: LOSSES[epoch])
         assert Path(checkpoint.kth_best_model_path).name.startswith(f"epoch={worst}-")
-        assert {float(score) for score in checkpoint.best_k_models.values()} == {
-            float(torch.tensor(LOSSES[epoch])) for epoch in kept
-        }
-    assert checkpoint.current_score == torch.tensor(0.6)
+        assert {float(score) for score in checkpoint.best_k_models.values()} == {LOSSES[epoch] for epoch in kept}
+    assert checkpoint.current_score == torch.tensor(0.6, dtype=torch.float64)
 
 
 def test_mode_max_and_nan_is_worst(make_trainer: Callable[..., Any]) -> None:
@@ -99,8 +97,8 @@ def test_every_n_train_steps_with_accumulation(make_trainer: Callable[..., Any])
 
 def test_train_time_interval_uses_the_agreed_clock(make_trainer: Callable[..., Any]) -> None:
     checkpoint = ModelCheckpoint(train_time_interval=timedelta(seconds=5), save_top_k=-1)
-    trainer = make_trainer(checkpoint).fit(3)
-    assert trainer.saved == ["epoch=1-step=5.ckpt", "epoch=2-step=10.ckpt"]
+    trainer = make_trainer(checkpoint, agreed_seconds=1000.0).fit(3)  # the clock of a resumed run goes on
+    assert trainer.saved == ["epoch=1-step=6.ckpt", "epoch=2-step=11.ckpt"]
 
 
 def test_nothing_in_fast_dev_run_sanity_check_or_validate(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
@@ -192,6 +190,15 @@ def test_resume_finishes_the_deletion_a_kill_prevented(make_trainer: Callable[..
     assert names(again.dirpath) == ["epoch=1-step=8.ckpt"]
 
 
+def test_state_brought_back_from_workers(make_trainer: Callable[..., Any]) -> None:
+    worker, caller = (ModelCheckpoint(monitor="val/loss", save_last=True, save_top_k=2) for _ in range(2))
+    make_trainer(worker).fit(3, losses)
+    caller.load_state_dict(worker.state_dict())
+    for name in ("dirpath", "best_model_path", "best_model_score", "last_model_path", "best_k_models"):
+        assert getattr(caller, name) == getattr(worker, name)
+    assert len(make_trainer(caller).fit(3, losses).saved) == 3, "another fit starts over, with step 12 saved again"
+
+
 def test_resume_into_another_folder_remembers_the_best(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
     first = ModelCheckpoint(dirpath=tmp_path / "old", monitor="val/loss")
     make_trainer(first).fit(2, losses)
@@ -252,6 +259,22 @@ def test_missing_monitor_is_named(make_trainer: Callable[..., Any], caplog: pyte
     trainer = make_trainer(checkpoint).fit(2, losses)
     assert trainer.saved == ["epoch=0-step=2.ckpt", "epoch=0-step=4.ckpt", "epoch=1-step=6.ckpt", "epoch=1-step=8.ckpt"]
     assert "val/loss is not logged yet at step 2" in caplog.text
+
+
+def test_save_now_is_the_newest_and_no_more(make_trainer: Callable[..., Any]) -> None:
+    checkpoint = ModelCheckpoint(monitor="val/loss", save_last=True)
+    trainer = make_trainer(checkpoint).fit(1, losses)
+    assert checkpoint.save_now(trainer) == checkpoint.best_model_path, "it is there already"
+    assert len(trainer.saved) == 1
+    trainer.global_step = 6
+    path = Path(checkpoint.save_now(trainer))
+    assert path.name == "epoch=1-step=6.ckpt"
+    assert os.readlink(checkpoint.last_model_path) == path.name
+    again = ModelCheckpoint(monitor="val/loss", save_last=True)
+    trainer = make_trainer(again, current_epoch=1, global_step=6)
+    trainer.fit(1, losses, resume=path)
+    assert names(again.dirpath) == ["epoch=1-step=10.ckpt", "last.ckpt"], "it went with the next save"
+    assert ModelCheckpoint().save_now(make_trainer(fast_dev_run=True)) == ""
 
 
 def test_unwritable_folder(make_trainer: Callable[..., Any], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pickle
 import re
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,7 @@ def test_screen_is_given_back(make_trainer: Callable[..., Any], hook: str) -> No
 @pytest.mark.parametrize("console", [terminal(), Console(file=io.StringIO(), width=80)])
 def test_table_after_test_and_validate(make_trainer: Callable[..., Any], console: Console) -> None:
     trainer = make_trainer(RichProgressBar(console=console))
+    trainer.log(**{"train/loss": 0.3, "test/accuracy": 0.5})
     trainer.call("setup", "test")
     trainer.call("on_test_start")
     for index in range(3):
@@ -111,10 +113,22 @@ def test_table_after_test_and_validate(make_trainer: Callable[..., Any], console
     trainer.log(**{"test/accuracy": 0.98})
     trainer.call("on_test_end")
     assert "test metrics" in text(console)
+    assert "train/loss" not in text(console), "of an earlier stage"
     assert re.search(r"test/accuracy\W+0\.98", text(console))
     trainer.call("setup", "validate")
     trainer.validate_now(**{"val/loss": 0.125})
     assert re.search(r"val/loss\W+0\.125", text(console))
+
+
+def test_table_only_when_asked_for(make_trainer: Callable[..., Any]) -> None:
+    console = Console(file=io.StringIO())
+    trainer = make_trainer(RichProgressBar(console=console))
+    trainer.request = SimpleNamespace(verbose=False)
+    trainer.call("setup", "test")
+    trainer.call("on_test_start")
+    trainer.log(**{"test/accuracy": 0.98})
+    trainer.call("on_test_end")
+    assert text(console) == ""
 
 
 def test_fit_prints_no_table(make_trainer: Callable[..., Any]) -> None:

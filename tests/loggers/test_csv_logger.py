@@ -117,6 +117,8 @@ def test_holds_no_file_over_a_fork_and_pickles(tmp_path: Path) -> None:
     child = multiprocessing.get_context("fork").Process(target=_log_and_close, args=(logger,))
     child.start()
     child.join(20)
+    child.kill()
+    child.join()
     assert child.exitcode == 0
     copy = pickle.loads(pickle.dumps(logger))
     copy.log_metrics({"a": 3.0}, step=3)

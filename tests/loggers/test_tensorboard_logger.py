@@ -107,6 +107,8 @@ def test_open_writer_survives_a_fork_and_nothing_is_written_twice(tmp_path: Path
     child = multiprocessing.get_context("fork").Process(target=_log_and_close, args=(logger,))
     child.start()
     child.join(20)
+    child.kill()
+    child.join()
     assert child.exitcode == 0, "the child did not hang on the parent's writer"
     logger.log_metrics({"loss": 3.0}, step=3)
     logger.finalize("completed")

@@ -91,6 +91,10 @@ def test_gradients_may_be_missing() -> None:
     none = torch.optim.SGD([unused], lr=1.0)
     assert precision.step(none, None), "before any loss"
     for _ in range(2):
+        precision.scale(torch.ones(()))
+        precision.unscale(none)
+        assert precision.step(none, None), "nor a step that a gradient came to"
+    for _ in range(2):
         assert train_step(precision, unused, both, 0.0)
         both.zero_grad()
         precision.scale(used.sum() * 0.0).backward()

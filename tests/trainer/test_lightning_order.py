@@ -1,8 +1,8 @@
 """The same run under Lightning 2.6.6 and under drivetrain: hooks in the same order, the same counters, rates and bits.
 
 Where the two differ on purpose a test here says so: the short last window of an accumulation (Lightning divides it by
-the full count), data hooks (drivetrain reads the loaders before ``configure_optimizers``, so that a schedule can be laid
-out for their length), and the module's mode after prediction.
+the full count), data hooks (the loaders are read before ``configure_optimizers``, so that a schedule can be laid out for
+their length), and the module's mode after prediction.
 """
 
 from __future__ import annotations

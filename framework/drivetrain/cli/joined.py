@@ -1,8 +1,8 @@
-"""Under torchrun, srun or mpirun every rank runs the app: how they agree on one run folder.
+"""How the ranks that another launcher started, or the nodes of a job, agree on one run folder: each runs the app.
 
 The name of the folder holds the time of day, so that only rank 0 may choose it. It goes through the store at the job's
-master address, the same that the process group is made with later: torchrun's agent hosts it; otherwise rank 0 does,
-here, for the whole run.
+master address, the same that the process group is made with later: torchrun's agent or our launcher hosts it; otherwise
+rank 0 does, here, for the whole run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def meeting(job: Job, start_timeout: float) -> Iterator[Meeting]:
     from drivetrain.launch import stores
 
     before = os.environ.get(AGENT_HOSTS)
-    hosting = job.rank == 0 and before != str(True)
+    hosting = job.rank == 0 and job.origin != "local" and before != str(True)
     if hosting:
         tcp = stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout)
     else:
@@ -74,26 +74,28 @@ def meeting(job: Job, start_timeout: float) -> Iterator[Meeting]:
             tick=lambda: None,
         )
     os.environ[AGENT_HOSTS] = str(True)
-    store = PrefixStore(f"app_{job.attempt}", tcp)
+    store, failed = PrefixStore(f"app_{job.attempt}", tcp), True
     try:
         yield Meeting(job, store)
+        failed = False
     except ConfigurationError:
-        _part(store, job, hosting)
+        failed = False
         raise
-    else:
-        # After any other error nobody waits: the others may be gone.
-        _part(store, job, hosting)
     finally:
+        _part(store, job, hosting, failed)
         if before is None:
             os.environ.pop(AGENT_HOSTS, None)
         else:
             os.environ[AGENT_HOSTS] = before
 
 
-def _part(store: Store, job: Job, hosting: bool) -> None:
+def _part(store: Store, job: Job, hosting: bool, failed: bool) -> None:
+    """The host leaves last, unless it failed: then the others may be gone, and nobody is waited for."""
     if not hosting:
         with suppress(RuntimeError):  # who hosts it did not wait: there is nobody to tell
             store.set(f"left_{job.rank}", "1")
+        return
+    if failed:
         return
     others = [f"left_{rank}" for rank in range(1, job.world_size)]
     deadline = time.monotonic() + PARTING

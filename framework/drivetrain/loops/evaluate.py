@@ -1,4 +1,4 @@
-"""Validation and test: every sample once on one rank, metrics over all of them. No rank waits for another until the end."""
+"""Validation, test and prediction: every sample once on one rank; no rank waits for another until the end."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ class Abandoned(Exception):
         self.signal = signal
 
 
-def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
-    """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature takes them.
+def takes(step: Callable[..., Any], name: str, position: int) -> bool:
+    """Whether ``step`` has a parameter called ``name``, or any at that position (from 0) or ``*args``."""
+    parameters = inspect.signature(step).parameters
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    return name in parameters or variadic or len(positional) > position
 
-    The second positional parameter is the batch's number whatever its name; ``*args`` take it too.
-    """
-    names = inspect.signature(step).parameters
-    variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in names.values())
-    positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in names.values())
-    index = "batch_idx" in names or variadic or positional >= 2
-    loader = "dataloader_idx" in names or (variadic and several_loaders)
+
+def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
+    """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature has them."""
+    index = takes(step, "batch_idx", 1)
+    loader = several_loaders and takes(step, "dataloader_idx", 2)
 
     def arguments(micro: MicroBatch, batch: Any) -> tuple[Any, ...]:
         if not index:
@@ -120,11 +122,11 @@ class EvaluateLoop:
         by_batch: dict[int, Exchange] = {}
         epoch = Exchange({}, exchange.columns, [], [])
         for key, value in exchange.values.items():
-            batch, cut, name = key.rpartition("\n")
+            number, cut, name = key.rpartition("\n")
             if not cut:
                 epoch.values[name] = value
                 continue
-            step = by_batch.setdefault(int(batch), Exchange({}, {}, [], []))
+            step = by_batch.setdefault(int(number), Exchange({}, {}, [], []))
             step.values[name], step.columns[name] = value, exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
@@ -184,9 +186,11 @@ class PredictLoop:
         for micro in source:
             batch = trainer.to_device(micro)
             hooks("on_predict_batch_start", batch, micro.index, *loader)
-            output = strategy.evaluation_step(
-                lambda batch, micro=micro: module.predict_step(*arguments(micro, batch)), batch
-            )
+
+            def call(batch: Any, micro: MicroBatch = micro) -> Any:
+                return module.predict_step(*arguments(micro, batch))
+
+            output = strategy.evaluation_step(call, batch)
             hooks("on_predict_batch_end", output, batch, micro.index, *loader)
             if micro.copies == 1 or strategy.data.rank == 0:
                 found.append((micro.index, strategy.data.rank, output))

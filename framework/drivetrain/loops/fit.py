@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
-from drivetrain.loops.evaluate import Abandoned, step_arguments
+from drivetrain.loops.evaluate import Abandoned, takes
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
@@ -57,13 +58,14 @@ class FitLoop:
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
+        self._watches = False  # whether a scheduler reads a metric after every step
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
         self.last_batch_size = 0
         self.optimizers: list[Optimizer] = []
         self.wrapped: list[TrainOptimizer] = []
-        self.step_arguments = step_arguments(self.module.training_step, several_loaders=False)
+        self.step_takes_index = takes(self.module.training_step, "batch_idx", 1)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
         self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
         self._stepped = False
@@ -77,6 +79,15 @@ class FitLoop:
         """Take the optimizers that the strategy built."""
         self.optimizers = optimizers
         self.wrapped = [TrainOptimizer(optimizer, self._step_optimizer) for optimizer in optimizers]
+        nothing_to_do = (
+            "on_before_optimizer_step" not in self.hooks.active
+            and not self.trainer.gradient_clip_val
+            and self.trainer.nonfinite != "skip"
+            and not self.hooks.module_has("configure_gradient_clipping")
+        )
+        self._before_steps: list[Callable[[], None]] = [
+            _nothing if nothing_to_do else partial(self._before_step, optimizer) for optimizer in optimizers
+        ]
         self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
     # -- a run --------------------------------------------------------------------------------------------------
@@ -84,6 +95,7 @@ class FitLoop:
         trainer, hooks = self.trainer, self.hooks
         if self._done():
             return
+        self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
         self.module.train()
         hooks("on_train_start")
         self.timing.started = perf_counter()
@@ -183,29 +195,32 @@ class FitLoop:
 
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
-        strategy, batches, total = self.strategy, window.batches, window.total
+        hooks, batches, total = self.hooks, window.batches, window.total
         final = len(batches) - 1
         self._stepped = False
+        self.last_batch_size = int(total)
+        self.timing.samples += self.last_batch_size
+        self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             self.is_last_batch = micro.last
-            step = MicroStep(
-                self, micro, self.trainer.to_device(micro), micro.weight / total, number == 0, number == final
-            )
+            batch = self.trainer.to_device(micro)
+            step = MicroStep(self, micro, batch, micro.weight / total, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
+            if "on_train_batch_start" in hooks.active and hooks("on_train_batch_start", batch, step.index) == -1:
                 self._drop_gradients(steps)
                 raise EndEpoch
-            self.clock = perf_counter()
-            self.hooks.current = "optimizer_step"
+            if self.timing.on:
+                self.clock = perf_counter()
+            hooks.current = "optimizer_step"
             if not self.module.automatic_optimization:
                 self._manual(step)
             elif number == final:
                 self._automatic(steps)
             else:
-                step.loss = strategy.forward_backward(step)
-            self.hooks.current = None
+                step.loss = self.strategy.forward_backward(step)
+            hooks.current = None
             if number == final and self._stepped and not self._inner:
                 self._count()
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
@@ -213,36 +228,42 @@ class FitLoop:
             self.batch = micro.index + 1
             self.batches_seen += 1
             self.validated = False
-            self.hooks("on_train_batch_end", step.output, step.batch, step.index)
-        self._after_window(window, steps)
+            if "on_train_batch_end" in hooks.active:
+                hooks("on_train_batch_end", step.output, batch, step.index)
+        if not self._inner:
+            self._after_window(steps)
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
+        last = steps[-1]
+        strategy = self.strategy
         if not self.optimizers:
-            steps[-1].loss = self.strategy.forward_backward(steps[-1])
+            last.loss = strategy.forward_backward(last)
             self._stepped = True
             return
-        optimizer = self.optimizers[0]
-        strategy = self.strategy
         called = False
 
         def closure() -> Any:
             nonlocal called
-            again, called = called, True
-            for step in steps if again else steps[-1:]:
-                step.loss = strategy.forward_backward(step)
-            return self._window_loss(steps) if self._closures else steps[-1].loss
+            if called:
+                for step in steps[:-1]:
+                    step.loss = strategy.forward_backward(step)
+            called = True
+            last.loss = strategy.forward_backward(last)
+            return self._window_loss(steps) if self._closures else last.loss
 
         if self._default_step:
-            self._step_optimizer(optimizer, closure)
+            optimizer = self.optimizers[0]
+            self._stepped = strategy.optimizer_step(optimizer, closure, self._before_steps[0])
         else:
-            self.module.optimizer_step(self.epoch, steps[-1].index, self.wrapped[0], closure)
+            self.module.optimizer_step(self.epoch, last.index, self.wrapped[0], closure)
             if not called:
                 raise TrainingError(
                     f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
                     " optimizer.step(closure=optimizer_closure)."
                 )
-        self.clock = self.timing.add("optimizer", self.clock)
+        if self.timing.on:
+            self.clock = self.timing.add_sampled("optimizer", self.clock)
 
     def _window_loss(self, steps: list[MicroStep]) -> torch.Tensor:
         """The loss that LBFGS reads: over all ranks, or its line searches would part."""
@@ -254,7 +275,8 @@ class FitLoop:
         self._micro = step
         self.strategy.forward(step.call, step.batch)
         self._micro = None
-        self.clock = self.timing.add("forward", self.clock)
+        if self.timing.on:
+            self.clock = self.timing.add_sampled("forward", self.clock)
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward of a loss of the micro-batch at hand in manual optimisation."""
@@ -268,16 +290,15 @@ class FitLoop:
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
-        """What every optimizer step goes through, the module's own included."""
+        """What a step goes through that the module makes itself; returns what the closure returned first."""
         result: list[Any] = []
 
         def kept() -> Any:
             result.append(closure())
             return result[-1]
 
-        stepped = self.strategy.optimizer_step(
-            optimizer, None if closure is None else kept, lambda: self._before_step(optimizer)
-        )
+        before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
+        stepped = self.strategy.optimizer_step(optimizer, None if closure is None else kept, before)
         self._stepped = self._stepped or stepped
         return result[0] if result else None
 
@@ -297,7 +318,8 @@ class FitLoop:
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers[:1]:
-            self.hooks("on_before_zero_grad", optimizer)
+            if "on_before_zero_grad" in self.hooks.active:
+                self.hooks("on_before_zero_grad", optimizer)
             if self._default_zero:
                 optimizer.zero_grad()
             else:
@@ -311,43 +333,22 @@ class FitLoop:
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
-        self._step_schedulers("step", self.global_step, plateau=False)
+        if self.trainer.lr_scheduler_configs:
+            self._step_schedulers("step", self.global_step, plateau=False)
 
-    def _after_window(self, window: Window, steps: list[MicroStep]) -> None:
-        self.last_batch_size = int(window.total)
-        self.timing.samples += self.last_batch_size
-        if self._inner:
-            return
-        if self._stepped:
-            self._record(steps)
+    def _after_window(self, steps: list[MicroStep]) -> None:
         boundary = self.boundary
-        watched = self._stepped and bool(self._schedulers_due("step", self.global_step, plateau=True))
+        if self._stepped:
+            boundary.record(self.global_step, *_mean_loss(steps))
+        watched = self._watches and self._stepped and bool(self._schedulers_due("step", self.global_step, plateau=True))
         if self.global_step >= boundary.next_step or boundary.wish_pending() or watched:
             self._agree(steps[-1].index, watched)
-        last = self.is_last_batch
-        if self._validation_due(last):
+        if self.trainer.validation is not None and self._validation_due(self.is_last_batch):
             self._validate()
-        if self._stepped:
+        if watched:
             self._step_schedulers("step", self.global_step, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
-
-    def _record(self, steps: list[MicroStep]) -> None:
-        boundary = self.boundary
-        if len(steps) == 1:
-            step = steps[0]
-            if step.loss is None:
-                boundary.record(self.global_step, 0.0, 0.0)
-            else:
-                boundary.record(self.global_step, step.loss, step.share)
-            return
-        parts = [(step.loss, step.share) for step in steps if step.loss is not None]
-        weight = sum(share for _, share in parts)
-        if not parts or weight == 0:
-            boundary.record(self.global_step, 0.0, 0.0)
-        else:
-            mean = torch.stack([loss.double() * share for loss, share in parts]).sum() / weight
-            boundary.record(self.global_step, mean, weight)
 
     # -- boundaries ---------------------------------------------------------------------------------------------
     def _agree(self, index: int, watched: bool = False) -> None:
@@ -415,7 +416,8 @@ class FitLoop:
             known = self.trainer.callback_metrics
             metric = known.get(config.monitor or "")
             if metric is None:
-                what = f"the scheduler watches {config.monitor!r}, which was not logged: {nearest(config.monitor or '', known)}"
+                hint = nearest(config.monitor or "", known)
+                what = f"the scheduler watches {config.monitor!r}, which was not logged: {hint}"
                 if config.strict:
                     raise ConfigurationError(what)
                 warnings.warn(what, stacklevel=2)
@@ -443,3 +445,21 @@ class FitLoop:
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
         self.resumed = self.batch > 0 or self.ended
+
+
+def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
+    """The loss of a window on this rank and its weight: a number where it is known, else a tensor on the device."""
+    if len(steps) == 1:
+        step = steps[0]
+        if step.loss is None:
+            return 0.0, 0.0
+        return (step.loss if step.value is None else step.value), step.share
+    parts = [(step.loss, step.share) for step in steps if step.loss is not None]
+    weight = sum(share for _, share in parts)
+    if weight == 0:
+        return 0.0, 0.0
+    return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight
+
+
+def _nothing() -> None:
+    """Before an optimizer step for which nobody wants to do anything."""

@@ -21,8 +21,8 @@ class LearningRateMonitor(Callback):
     several groups (or ``lr-Adam/NAME`` of a group with a name), ``-momentum`` and ``-weight_decay`` after it. A name
     given to a scheduler stands in place of ``lr-Adam``.
 
-    The rate logged for step k is the one that step k uses. Values go to the loggers (first worker) and into
-    ``callback_metrics`` (every worker: they are the same).
+    The rate logged at step k (from 0, like the other metrics of training) is the one that step k uses. Values go to
+    the loggers (first worker) and into ``callback_metrics`` (every worker: they are the same).
 
     Args:
         logging_interval: ``"step"`` (every ``log_every_n_steps``), ``"epoch"``, or None for each scheduler's own.
@@ -59,8 +59,8 @@ class LearningRateMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self.logging_interval == "epoch":
             return
-        step = trainer.global_step + 1
-        if step % trainer.log_every_n_steps == 0 and step != self._logged_step:
+        step = trainer.global_step
+        if (step + 1) % trainer.log_every_n_steps == 0 and step != self._logged_step:
             self._logged_step = step
             self._log(trainer, "step", step)
 
@@ -75,7 +75,7 @@ class LearningRateMonitor(Callback):
                 found.update(self._read(name, optimizer))
         if not found:
             return
-        trainer.callback_metrics.update({key: torch.tensor(value) for key, value in found.items()})
+        trainer.callback_metrics.update({key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()})
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=step)
@@ -99,14 +99,15 @@ def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
     schedulers: dict[int, Any] = {}
     for config in trainer.lr_scheduler_configs:
         schedulers.setdefault(id(config.scheduler.optimizer), config)
-    named, seen = [], Counter[str]()
+    named: list[tuple[str, Optimizer, str]] = []
+    seen = Counter[str]()
     for wrapper in trainer.optimizers:
         optimizer = getattr(wrapper, "optimizer", wrapper)  # loops may hand out a wrapper for manual optimisation
-        config = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
-        base = (config.name if config is not None else None) or f"lr-{type(optimizer).__name__}"
+        found = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
+        base = (found.name if found is not None else None) or f"lr-{type(optimizer).__name__}"
         name = f"{base}-{seen[base]}" if seen[base] else base
         seen[base] += 1
-        named.append((name, optimizer, "step" if config is None else config.interval))
+        named.append((name, optimizer, "step" if found is None else found.interval))
     return named
 
 

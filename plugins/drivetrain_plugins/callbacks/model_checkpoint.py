@@ -100,7 +100,7 @@ class ModelCheckpoint(Callback):
         self._names: set[str] = set()  # file names in the folder, the same on every rank
         self._elsewhere = ""  # best checkpoint of a resumed run that lies in another folder
         self._saved_at = 0  # global step of the last save
-        self._seconds_at = 0.0
+        self._seconds_at: float | None = None  # agreed clock at the last save by time
         self._warned = False
 
     def _check(self, triggers: tuple[Any, ...]) -> None:
@@ -148,7 +148,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def best_model_score(self) -> torch.Tensor | None:
-        return None if self._kept.score is None else torch.tensor(self._kept.score)
+        return None if self._kept.score is None else _score_tensor(self._kept.score)
 
     @property
     def last_model_path(self) -> str:
@@ -158,7 +158,7 @@ class ModelCheckpoint(Callback):
     @property
     def best_k_models(self) -> dict[str, torch.Tensor]:
         """Path to score of the checkpoints that are kept."""
-        return {self._path(name): torch.tensor(score) for name, score in self._kept.scores.items()}
+        return {self._path(name): _score_tensor(score) for name, score in self._kept.scores.items()}
 
     @property
     def kth_best_model_path(self) -> str:
@@ -168,11 +168,11 @@ class ModelCheckpoint(Callback):
     @property
     def kth_value(self) -> torch.Tensor:
         """Score of the worst one kept."""
-        return torch.tensor(self._kept.scores[worst_of(self._kept.scores, self.mode)])
+        return _score_tensor(self._kept.scores[worst_of(self._kept.scores, self.mode)])
 
     @property
     def current_score(self) -> torch.Tensor | None:
-        return None if self._kept.current is None else torch.tensor(self._kept.current)
+        return None if self._kept.current is None else _score_tensor(self._kept.current)
 
     def format_checkpoint_name(
         self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
@@ -193,7 +193,7 @@ class ModelCheckpoint(Callback):
         found: list[Any] = [root, [], None]
         if trainer.is_global_zero and not trainer.fast_dev_run:
             found = _look(root)
-        if trainer.world_size > 1:  # the first rank says which folder it is and what lies there
+        if trainer.communicator.world_size > 1:  # the first rank says which folder it is and what lies there
             found = trainer.communicator.all_gather_plain(found)[0]
         self.dirpath, names, problem = found
         self._names = set(names)
@@ -205,7 +205,8 @@ class ModelCheckpoint(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         """Take up what a checkpoint said of the folder, as far as it is still there."""
-        self._fitting, self._seconds_at = True, 0.0
+        self._fitting, self._seconds_at = True, None
+        self._saved_at = min(self._saved_at, trainer.global_step)
         self._delete(trainer, self._kept.doomed)
         self._kept = self._kept.present(self._names, self.mode)
 
@@ -217,9 +218,12 @@ class ModelCheckpoint(Callback):
     ) -> None:
         step = self.every_n_train_steps
         due = step > 0 and trainer.global_step % step == 0
-        if self._seconds is not None and trainer.agreed_seconds - self._seconds_at >= self._seconds:
-            self._seconds_at = trainer.agreed_seconds
-            due = True
+        if self._seconds is not None:
+            now = trainer.agreed_seconds  # moves at log boundaries, on all ranks alike
+            if self._seconds_at is None:
+                self._seconds_at = now
+            elif now - self._seconds_at >= self._seconds:
+                self._seconds_at, due = now, True
         if due and not self._skips(trainer):
             self._save(trainer, late=False)
 
@@ -248,6 +252,18 @@ class ModelCheckpoint(Callback):
             or trainer.global_step == self._saved_at
         )
 
+    def save_now(self, trainer: Trainer) -> str:
+        """Save where training stands, whatever is due; all ranks call it at the same step. Returns the path.
+
+        The checkpoint is the newest and no more: it takes no place among the top k and goes with the next save.
+        """
+        if trainer.fast_dev_run or self.dirpath is None:
+            return ""
+        if trainer.global_step != self._saved_at or not self._kept.newest:
+            name = self._name(trainer, self._retention.leaving(self._kept, enters=False))
+            self._commit(trainer, self._retention.after(self._kept, name, self._kept.current, enters=False), name)
+        return self._path(self._kept.newest)
+
     # -- what ---------------------------------------------------------------------------------------------------
     def _save(self, trainer: Trainer, late: bool) -> None:
         """One trigger. ``late``: by now the monitor must have been logged."""
@@ -273,7 +289,7 @@ class ModelCheckpoint(Callback):
         if self.save_last and trainer.is_global_zero:
             from drivetrain import checkpoint
 
-            checkpoint.point_last(self.dirpath, name)
+            checkpoint.point_last(str(self.dirpath), name)
         self._delete(trainer, kept.doomed)
         kept.doomed = []
         if self.verbose and trainer.is_global_zero:
@@ -301,7 +317,11 @@ class ModelCheckpoint(Callback):
 
     def _name(self, trainer: Trainer, leaving: list[str]) -> str:
         """A file name that is free, or held by a checkpoint that this save replaces."""
-        values = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+        values: dict[str, Any] = {
+            **trainer.callback_metrics,
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+        }
         name = format_name(self.filename, values, insert_names=self.auto_insert_metric_name)
         if not self.enable_version_counter:
             return f"{name}{EXTENSION}"
@@ -341,12 +361,20 @@ class ModelCheckpoint(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the folder of the checkpoint; where another one is used now, only its best is remembered."""
+        """Go on with the folder of the checkpoint; where another one is used now, only its best is remembered.
+
+        A callback that was never set up takes the folder over: the caller's own, once its workers are done.
+        """
+        self.dirpath = self.dirpath or state_dict["dirpath"]
         kept = Kept(**{name: state_dict[name] for name in Kept().state_dict()})
         self._saved_at = state_dict["saved_at"]
         moved = state_dict["dirpath"] != self.dirpath and kept.best not in self._names
         self._elsewhere = state_dict["best_model_path"] if moved else ""
         self._kept = Kept() if moved else kept
+
+
+def _score_tensor(score: float) -> torch.Tensor:
+    return torch.tensor(score, dtype=torch.float64)
 
 
 def _look(root: str) -> list[Any]:

@@ -55,6 +55,7 @@ class RichProgressBar(Callback):
         self._epoch_start = 0.0
         self._shown_step = -1
         self._fitting = False
+        self._before: dict[str, Any] = {}  # metrics from before the evaluation
 
     # -- the screen ---------------------------------------------------------------------------------------------
     @property
@@ -187,6 +188,7 @@ class RichProgressBar(Callback):
             self._start_evaluation("sanity check", getattr(trainer, "num_sanity_val_batches", None))
         else:
             self._start_evaluation("validation", trainer.num_val_batches)
+            self._before = dict(trainer.callback_metrics)
 
     def on_validation_batch_end(
         self,
@@ -202,10 +204,11 @@ class RichProgressBar(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end_evaluation()
         if not self._fitting:
-            self._table("validate", trainer.callback_metrics)
+            self._table("validate", trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start_evaluation("test", trainer.num_test_batches)
+        self._before = dict(trainer.callback_metrics)
 
     def on_test_batch_end(
         self,
@@ -220,7 +223,7 @@ class RichProgressBar(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end_evaluation()
-        self._table("test", trainer.callback_metrics)
+        self._table("test", trainer)
 
     def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start_evaluation("predict", getattr(trainer, "num_predict_batches", None))
@@ -239,8 +242,11 @@ class RichProgressBar(Callback):
     def on_predict_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end_evaluation()
 
-    def _table(self, title: str, metrics: Mapping[str, Any]) -> None:
-        if not metrics:
+    def _table(self, title: str, trainer: Trainer) -> None:
+        found, before = trainer.callback_metrics, self._before
+        metrics = {name: value for name, value in found.items() if before.get(name) is not value}
+        request = getattr(trainer, "request", None)
+        if not metrics or not getattr(request, "verbose", True):
             return
         table = Table(title=f"{title} metrics", title_justify="left")
         table.add_column("metric")

@@ -16,7 +16,8 @@ class ThroughputMonitor(Callback):
     """Log ``samples_per_second`` (global samples) and ``batches_per_second`` (global batches) at log boundaries.
 
     Nothing waits for the device: between two log boundaries, where the Trainer reads its metrics and so waits anyway,
-    the mean rate is right. The first batch (lazy initialisation, compilation) and validation are left out.
+    the mean rate is right. Left out are the first batch (lazy initialisation,
+    compilation) and what lies between epochs and around validation: only from a batch's start on does the clock run.
 
     Attributes:
         samples_per_second: mean over the run so far, 0.0 before the second batch.
@@ -32,7 +33,7 @@ class ThroughputMonitor(Callback):
         self._seconds = 0.0
         self._total_samples, self._total_seconds = 0, 0.0
         self._since: float | None = None  # clock of the last start; None: not running
-        self._running = False
+        self._warm = False
         self._step = self._logged_step = step
 
     @property
@@ -44,12 +45,16 @@ class ThroughputMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._reset(trainer.global_step)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
+        if self._since is None and self._warm:
+            self._since = time.perf_counter()
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if self._since is None:
-            self._since, self._step = time.perf_counter(), step
+        if not self._warm:
+            self._warm, self._since, self._step = True, time.perf_counter(), step
             return
         self._batches += 1
         if step == self._step:  # inside an accumulation window
@@ -68,7 +73,7 @@ class ThroughputMonitor(Callback):
                 "batches_per_second": self._batches / self._seconds,
             }
             for logger in trainer.loggers:
-                logger.log_metrics(rates, step=step)
+                logger.log_metrics(rates, step=step - 1)  # like the metrics of that step
         self._total_samples += self._samples
         self._total_seconds += self._seconds
         self._samples = self._batches = 0
@@ -81,12 +86,10 @@ class ThroughputMonitor(Callback):
             self._since = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._running = self._since is not None
         self._pause()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self._running:
-            self._since = time.perf_counter()
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._pause()
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._pause()

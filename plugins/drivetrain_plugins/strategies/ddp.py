@@ -115,9 +115,7 @@ class DistributedDataParallelStrategy(Strategy):
             self._synchronised += 1
         return None if loss is None else loss.detach()
 
-    def backward(
-        self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any
-    ) -> None:
+    def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
         if self._replicas is None:
             super().backward(loss, share, sync, weighted=weighted, **options)
             return

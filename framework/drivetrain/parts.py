@@ -1,0 +1,82 @@
+"""The parts of a Trainer made from what the user passed: names become plugins, flags become default parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import registry
+from drivetrain.callback import Callback
+from drivetrain.declaration import Declaration
+from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.logger import Logger
+from drivetrain.precision import Precision
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+def strategy_options(declaration: Declaration, options: Mapping[str, Any]) -> Any:
+    """The declared options with ``options`` set; an unknown name is answered with the nearest."""
+    known = getattr(declaration.options, "__dataclass_fields__", {})
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"strategy={declaration.name} has no option {name!r}: {nearest(name, known)}")
+    return declaration.options(**options)
+
+
+_PRECISION_ALIASES = {
+    "32": "32-true",
+    "64": "64-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "None": "32-true",
+}
+
+
+def precision_of(precision: Any, loss_scale: Any) -> Precision:
+    """The precision of that name (also in Lightning's short forms), or the object itself."""
+    if isinstance(precision, Precision):
+        return precision
+    name = _PRECISION_ALIASES.get(str(precision), str(precision))
+    return registry.load("precisions", name)(name, loss_scale)
+
+
+def callbacks_of(
+    trainer: Trainer, given: Callback | list[Callback] | None, checkpointing: bool | None, summary: bool | None
+) -> list[Callback]:
+    """The user's callbacks and the default ones that he did not replace."""
+    if given is None:
+        given = []
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for callback in found:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(f"callbacks: {type(callback).__name__} is no Callback, derive it from one.")
+    saves = any(callback.saves_checkpoints for callback in found)
+    if checkpointing is False and saves and not trainer.fast_dev_run:
+        raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")
+    wanted: list[tuple[bool, str, dict[str, Any]]] = [
+        (trainer.enable_progress_bar and not any(hasattr(c, "print") for c in found), "progress_bar", {}),
+        (summary is not False, "model_summary", {}),
+        (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
+        (checkpointing is not False and not saves, "model_checkpoint", {}),
+    ]
+    for use, name, options in wanted:
+        if use:
+            kind = registry.load("callbacks", name)
+            if not any(isinstance(callback, kind) for callback in found):
+                found.append(kind(**options))
+    return found
+
+
+def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> list[Logger]:
+    if given is False:
+        return []
+    if given is None or given is True:
+        return [registry.load("loggers", "tensorboard")(save_dir=os.fspath(trainer.default_root_dir))]
+    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    for logger in found:
+        if not isinstance(logger, Logger):
+            raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")
+    return found

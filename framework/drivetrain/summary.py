@@ -1,0 +1,46 @@
+"""What the run record holds of a run."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.checkpoint import weights_digest
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+def run_summary(trainer: Trainer) -> dict[str, Any]:
+    """What the run record holds of this run (plain data); all ranks hold the same, communication apart."""
+    statistics = trainer.strategy.communicator.statistics
+    sent = trainer.strategy.traffic()
+    callback = trainer.checkpoint_callback
+    return {
+        "strategy": trainer.strategy_name,
+        "world_size": trainer.world_size,
+        "devices": trainer.num_devices,
+        "num_nodes": trainer.num_nodes,
+        "seed": trainer.data_seed,
+        "epochs": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "loss_curve": [list(point) for point in trainer.loss_curve],
+        "weights_digest": weights_digest(trainer.lightning_module.state_dict()),
+        "throughput": {
+            "samples_per_second": trainer.timing.samples / trainer.timing.total if trainer.timing.total > 0 else 0.0
+        },
+        "seconds": trainer.timing.summary(),
+        "communication": {
+            "bytes_sent": statistics.bytes_sent + sent.get("bytes_sent", 0),
+            "bytes_dense": statistics.bytes_sent + sent.get("bytes_dense", 0),
+            "messages": statistics.messages + sent.get("messages", 0),
+        },
+        "checkpoints": {
+            "best": getattr(callback, "best_model_path", "") or None,
+            "last": getattr(callback, "last_model_path", "") or None,
+        },
+        "versions": {"drivetrain": version("drivetrain"), "torch": torch.__version__},
+    }
