@@ -119,7 +119,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         if algorithm not in ("norm", "value"):
             raise ConfigurationError(f"gradient_clip_algorithm is 'norm' or 'value', not {algorithm!r}.")
         raw = getattr(optimizer, "optimizer", optimizer)
-        self.trainer.strategy.clip_gradients(raw, float(gradient_clip_val), algorithm)
+        self.trainer.fit_loop.clip_gradients(raw, float(gradient_clip_val), algorithm)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of several; wrapped so that ``step`` goes through the strategy."""

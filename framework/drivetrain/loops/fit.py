@@ -58,6 +58,7 @@ class FitLoop:
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
+        self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._watches = False  # whether a scheduler reads a metric after every step
         self.seconds_before = 0.0
         self.clock = perf_counter()
@@ -305,6 +306,7 @@ class FitLoop:
     def _before_step(self, optimizer: Optimizer) -> None:
         """Hooks, clipping and the finite check, on the gradients' true and global values."""
         trainer = self.trainer
+        self._complete = True
         self.hooks("on_before_optimizer_step", optimizer)
         if trainer.nonfinite == "skip" and not self.strategy.precision.scales:
             # An infinite bound clips nothing: this is the strategy's own way to the global norm.
@@ -315,6 +317,15 @@ class FitLoop:
         self.module.configure_gradient_clipping(
             optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm or "norm"
         )
+        self._complete = False
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> None:
+        """Clip true and global gradients. A module that optimises by hand may clip before it steps, when gradients are
+        still this rank's own: they are completed first. The step completes them again, which changes nothing then."""
+        if not self._complete and not self.module.automatic_optimization:
+            self.strategy.reduce_gradients(optimizer, True)
+            self.strategy.precision.unscale(optimizer)
+        self.strategy.clip_gradients(optimizer, value, algorithm)
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers[:1]:
