@@ -1,7 +1,7 @@
 """The same run under Lightning 2.6.6 and under drivetrain: hooks in the same order, the same counters, rates and bits.
 
 Where the two differ on purpose a test here says so: the short last window of an accumulation (Lightning divides it by
-the full count), data hooks (the loaders are read before ``configure_optimizers``, so that a schedule can be laid out for
+the full count), data hooks (loaders are read before ``configure_optimizers``, so that a schedule can be laid out for
 their length), and the module's mode after prediction.
 """
 
