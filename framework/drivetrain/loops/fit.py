@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,15 @@ class FitLoop:
         """Take the optimizers that the strategy built."""
         self.optimizers = optimizers
         self.wrapped = [TrainOptimizer(optimizer, self._step_optimizer) for optimizer in optimizers]
+        nothing_to_do = (
+            "on_before_optimizer_step" not in self.hooks.active
+            and not self.trainer.gradient_clip_val
+            and self.trainer.nonfinite != "skip"
+            and not self.hooks.module_has("configure_gradient_clipping")
+        )
+        self._before_steps: list[Callable[[], None]] = [
+            _nothing if nothing_to_do else partial(self._before_step, optimizer) for optimizer in optimizers
+        ]
         self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
     # -- a run --------------------------------------------------------------------------------------------------
@@ -181,64 +191,71 @@ class FitLoop:
 
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
-        strategy, batches, total = self.strategy, window.batches, window.total
+        hooks, batches, total = self.hooks, window.batches, window.total
         final = len(batches) - 1
         self._stepped = False
         self.last_batch_size = int(total)
         self.timing.samples += self.last_batch_size
+        self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             self.is_last_batch = micro.last
-            step = MicroStep(
-                self, micro, self.trainer.to_device(micro), micro.weight / total, number == 0, number == final
-            )
+            batch = self.trainer.to_device(micro)
+            step = MicroStep(self, micro, batch, micro.weight / total, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
+            if "on_train_batch_start" in hooks.active and hooks("on_train_batch_start", batch, step.index) == -1:
                 self._drop_gradients(steps)
                 raise EndEpoch
-            self.clock = perf_counter()
+            if self.timing.on:
+                self.clock = perf_counter()
             if not self.module.automatic_optimization:
                 self._manual(step)
             elif number == final:
                 self._automatic(steps)
             else:
-                step.loss = strategy.forward_backward(step)
+                step.loss = self.strategy.forward_backward(step)
             if number == final and self._stepped and not self._inner:
                 self._count()
             self.batch = micro.index + 1
             self.batches_seen += 1
             self.validated = False
-            self.hooks("on_train_batch_end", step.output, step.batch, step.index)
-        self._after_window(steps)
+            if "on_train_batch_end" in hooks.active:
+                hooks("on_train_batch_end", step.output, batch, step.index)
+        if not self._inner:
+            self._after_window(steps)
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
+        last = steps[-1]
+        strategy = self.strategy
         if not self.optimizers:
-            steps[-1].loss = self.strategy.forward_backward(steps[-1])
+            last.loss = strategy.forward_backward(last)
             self._stepped = True
             return
-        optimizer = self.optimizers[0]
-        strategy = self.strategy
         called = False
 
         def closure() -> Any:
             nonlocal called
-            again, called = called, True
-            for step in steps if again else steps[-1:]:
-                step.loss = strategy.forward_backward(step)
-            return self._window_loss(steps) if self._closures else steps[-1].loss
+            if called:
+                for step in steps[:-1]:
+                    step.loss = strategy.forward_backward(step)
+            called = True
+            last.loss = strategy.forward_backward(last)
+            return self._window_loss(steps) if self._closures else last.loss
 
         if self._default_step:
-            self._step_optimizer(optimizer, closure)
+            optimizer = self.optimizers[0]
+            self._stepped = strategy.optimizer_step(optimizer, closure, self._before_steps[0])
         else:
-            self.module.optimizer_step(self.epoch, steps[-1].index, self.wrapped[0], closure)
+            self.module.optimizer_step(self.epoch, last.index, self.wrapped[0], closure)
             if not called:
                 raise TrainingError(
                     f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
                     " optimizer.step(closure=optimizer_closure)."
                 )
-        self.clock = self.timing.add("optimizer", self.clock)
+        if self.timing.on:
+            self.clock = self.timing.add_sampled("optimizer", self.clock)
 
     def _window_loss(self, steps: list[MicroStep]) -> torch.Tensor:
         """The loss that LBFGS reads: over all ranks, or its line searches would part."""
@@ -250,7 +267,8 @@ class FitLoop:
         self._micro = step
         self.strategy.forward(step.call, step.batch)
         self._micro = None
-        self.clock = self.timing.add("forward", self.clock)
+        if self.timing.on:
+            self.clock = self.timing.add_sampled("forward", self.clock)
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward of a loss of the micro-batch at hand in manual optimisation."""
@@ -264,16 +282,15 @@ class FitLoop:
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
-        """What every optimizer step goes through, the module's own included."""
+        """What a step goes through that the module makes itself; returns what the closure returned first."""
         result: list[Any] = []
 
         def kept() -> Any:
             result.append(closure())
             return result[-1]
 
-        stepped = self.strategy.optimizer_step(
-            optimizer, None if closure is None else kept, lambda: self._before_step(optimizer)
-        )
+        before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
+        stepped = self.strategy.optimizer_step(optimizer, None if closure is None else kept, before)
         self._stepped = self._stepped or stepped
         return result[0] if result else None
 
@@ -293,7 +310,8 @@ class FitLoop:
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers[:1]:
-            self.hooks("on_before_zero_grad", optimizer)
+            if "on_before_zero_grad" in self.hooks.active:
+                self.hooks("on_before_zero_grad", optimizer)
             if self._default_zero:
                 optimizer.zero_grad()
             else:
@@ -307,38 +325,19 @@ class FitLoop:
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
-        self._step_schedulers("step")
+        if self.trainer.lr_scheduler_configs:
+            self._step_schedulers("step")
 
     def _after_window(self, steps: list[MicroStep]) -> None:
-        if self._inner:
-            return
-        if self._stepped:
-            self._record(steps)
         boundary = self.boundary
+        if self._stepped:
+            boundary.record(self.global_step, *_mean_loss(steps))
         if self.global_step >= boundary.next_step or boundary.wish_pending():
             self._agree(steps[-1].index)
-        last = self.is_last_batch
-        if self._validation_due(last):
+        if self.trainer.validation is not None and self._validation_due(self.is_last_batch):
             self._validate()
         if boundary.signal is not None:
             self._obey(boundary.signal)
-
-    def _record(self, steps: list[MicroStep]) -> None:
-        boundary = self.boundary
-        if len(steps) == 1:
-            step = steps[0]
-            if step.loss is None:
-                boundary.record(self.global_step, 0.0, 0.0)
-            else:
-                boundary.record(self.global_step, step.loss, step.share)
-            return
-        parts = [(step.loss, step.share) for step in steps if step.loss is not None]
-        weight = sum(share for _, share in parts)
-        if not parts or weight == 0:
-            boundary.record(self.global_step, 0.0, 0.0)
-        else:
-            mean = torch.stack([loss.double() * share for loss, share in parts]).sum() / weight
-            boundary.record(self.global_step, mean, weight)
 
     # -- boundaries ---------------------------------------------------------------------------------------------
     def _agree(self, index: int) -> None:
@@ -421,3 +420,21 @@ class FitLoop:
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
         self.resumed = self.batch > 0 or self.ended
+
+
+def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
+    """The loss of a window on this rank and its weight: a number where it is known, else a tensor on the device."""
+    if len(steps) == 1:
+        step = steps[0]
+        if step.loss is None:
+            return 0.0, 0.0
+        return (step.loss if step.value is None else step.value), step.share
+    parts = [(step.loss, step.share) for step in steps if step.loss is not None]
+    weight = sum(share for _, share in parts)
+    if weight == 0:
+        return 0.0, 0.0
+    return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight
+
+
+def _nothing() -> None:
+    """Before an optimizer step for which nobody wants to do anything."""
