@@ -170,8 +170,9 @@ def _join(command: Command, joined: Job) -> int:
         config = composed(command.overrides, command.config_name)
     request = check(_without_hydra(config), joined)
     with meeting(joined, request.launcher.start_timeout) as others:
+        command.joined = others.job
         if joined.rank > 0:
-            execute(request, others.hear(), _recipe(config), joined)
+            execute(request, others.hear(), _recipe(config), others.job)
             return 0
         folder = Path(config.hydra.run.dir).absolute()
         with _told(others):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from drivetrain import Trainer
+from drivetrain.errors import ConfigurationError
 from tests.runs import QUIET, Classifier, Gan, difference, loader, train
 
 GPU: dict[str, Any] = {"accelerator": "gpu"}
@@ -44,10 +45,11 @@ def manual() -> str:
 
 def mixed(precision: str) -> str:
     """Mixed precision trains, on one GPU and on two, to about the loss of fp32."""
+    scale = {"loss_scale": 1024.0} if precision == "16-mixed" else {}  # a dynamic scale skips steps to find its size
     exact = train(Classifier, precision="32-true", max_epochs=6, **GPU).curve[-1][1]
-    one = train(Classifier, precision=precision, max_epochs=6, **GPU).curve[-1][1]
-    two = train(Classifier, "ring", 2, precision=precision, max_epochs=6, **GPU).curve[-1][1]
-    assert abs(one - exact) < 0.1 and abs(two - exact) < 0.1, (exact, one, two)
+    one = train(Classifier, precision=precision, max_epochs=6, **GPU, **scale).curve[-1][1]
+    two = train(Classifier, "ring", 2, precision=precision, max_epochs=6, **GPU, **scale).curve[-1][1]
+    assert abs(one - exact) < 0.02 and abs(two - exact) < 0.02, (exact, one, two)
     return f"last loss {exact:.4f} in fp32, {one:.4f} on one GPU, {two:.4f} on two"
 
 
@@ -64,8 +66,8 @@ class Overflow(Classifier):
 
 def overflow() -> str:
     """An inf on one rank skips the step on all: one step less, and the ranks' weights stay equal."""
-    plain = train(Classifier, "ddp", 2, precision="16-mixed", max_epochs=2, **GPU)
-    run = train(Overflow, "ddp", 2, precision="16-mixed", max_epochs=2, nonfinite="warn", **GPU)
+    options = {"precision": "16-mixed", "loss_scale": 1024.0, "nonfinite": "warn", **GPU}
+    plain, run = train(Classifier, "ddp", 2, **options), train(Overflow, "ddp", 2, **options)
     assert run.steps == plain.steps - 1, (run.steps, plain.steps)
     assert all(bool(torch.isfinite(value).all()) for value in run.weights.values())
     return f"{run.steps} steps instead of {plain.steps}"
@@ -76,8 +78,7 @@ def refusals() -> str:
     count = torch.cuda.device_count()
     try:
         Trainer(strategy="ddp", devices=count + 1, **{**QUIET, **GPU})
-    except Exception as error:
-        assert type(error).__name__ == "ConfigurationError", error
+    except ConfigurationError as error:
         return str(error)
     raise AssertionError("nothing was refused")
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,14 @@ from drivetrain.launch.job import Job
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Set, and "True", where somebody other than rank 0's process group hosts the store (torch's own convention).
+# "True" where torchrun's agent hosts the store.
 AGENT_HOSTS = "TORCHELASTIC_USE_AGENT_STORE"
 PARTING = 15.0  # seconds that rank 0 keeps its store for the others, who may still be importing torch
 
 
 @dataclass
 class Meeting:
-    """The ranks of a joined job before it has a process group."""
+    """The ranks of a joined job before it has a process group. ``job`` is this rank's place from here on."""
 
     job: Job
     store: Store | None
@@ -60,33 +60,23 @@ def meeting(job: Job, start_timeout: float) -> Iterator[Meeting]:
 
     from drivetrain.launch import stores
 
-    before = os.environ.get(AGENT_HOSTS)
-    hosting = job.rank == 0 and job.origin != "local" and before != str(True)
+    there = job.origin == "local" or (job.origin == "torchrun" and os.environ.get(AGENT_HOSTS) == str(True))
+    hosting = job.rank == 0 and not there
     if hosting:
         tcp = stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout)
     else:
-        tcp = stores.join(
-            job.master_addr,
-            job.master_port,
-            who=f"rank {job.rank} of {job.world_size}",
-            wait=start_timeout,
-            timeout=job.timeout,
-            tick=lambda: None,
-        )
-    os.environ[AGENT_HOSTS] = str(True)
+        who = f"rank {job.rank} of {job.world_size}"
+        tcp = stores.join(job.master_addr, job.master_port, who=who, wait=start_timeout, timeout=job.timeout)
     store, failed = PrefixStore(f"app_{job.attempt}", tcp), True
     try:
-        yield Meeting(job, store)
+        # As under our own launcher, whose ranks all join a store that is there.
+        yield Meeting(job if there else replace(job, origin="local"), store)
         failed = False
     except ConfigurationError:
         failed = False
         raise
     finally:
         _part(store, job, hosting, failed)
-        if before is None:
-            os.environ.pop(AGENT_HOSTS, None)
-        else:
-            os.environ[AGENT_HOSTS] = before
 
 
 def _part(store: Store, job: Job, hosting: bool, failed: bool) -> None:
