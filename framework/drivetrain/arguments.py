@@ -56,7 +56,7 @@ def check_arguments(a: dict[str, Any]) -> None:
         )
     if a.get("check_val_every_n_epoch", 1) is None and not isinstance(interval, int):
         raise ConfigurationError(
-            "check_val_every_n_epoch=None counts batches over epochs: give val_check_interval as a number of batches, or"
+            "check_val_every_n_epoch=None counts batches over epochs: give val_check_interval as a number, or"
             " leave check_val_every_n_epoch at 1."
         )
     clip = a.get("gradient_clip_val")

@@ -405,7 +405,8 @@ class Trainer(TrainerState):
         device = (
             strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
         )
-        return Metrics(strategy.gather, strategy.communicator.all_gather_plain, device, lambda: self.hooks.current)
+        communicator, module = strategy.communicator, self.lightning_module
+        return Metrics(strategy.gather, communicator, device, lambda: self.hooks.current, module.named_modules)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ class Boundary:
         self.next_step = following
 
     def _report_nonfinite(self, losses: list[float]) -> None:
-        """The first loss since the last boundary that is not finite; a skipped step was reported when it was skipped."""
+        """The first loss since the last boundary that is not finite; skipped steps were reported when skipped."""
         trainer = self.trainer
         if trainer.nonfinite == "skip" or (trainer.nonfinite == "raise" and trainer.fit_loop.check_each_loss):
             return

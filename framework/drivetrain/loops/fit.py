@@ -167,8 +167,9 @@ class FitLoop:
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
-        trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=self.global_step - 1)
-        trainer.publish(metrics.torchmetrics(), step=self.global_step - 1)
+        exchange = boundary.agree(metrics, metrics.epoch_columns())
+        trainer.publish(exchange, step=self.global_step - 1)
+        trainer.publish(metrics.torchmetrics(exchange.columns), step=self.global_step - 1)
         metrics.reset()
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
