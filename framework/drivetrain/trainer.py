@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -378,6 +379,8 @@ class Trainer(TrainerState):
         self.job = job if job.origin != "inline" else None
         self.strategy.connect(job)
         self._connected = True
+        if self.job is not None:
+            atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
         mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
         self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
@@ -387,6 +390,7 @@ class Trainer(TrainerState):
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:
             self._connected = False
+            atexit.unregister(self.close)
             self.strategy.close(error)
 
     def use_callbacks(self, more: list[Callback]) -> None:
