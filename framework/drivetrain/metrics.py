@@ -356,7 +356,7 @@ class Metrics:
         }
 
     def latest_columns(self) -> dict[str, Column]:
-        """Contributions of the last values that are logged on step only: to be known at the epoch's end, not written."""
+        """Contributions of the last values that are logged on step only: to be known after an epoch, not written."""
         return {
             entry.forked("step"): replace(entry.column(entry.steps[-1]), logger=False)
             for entry in self.entries.values()
