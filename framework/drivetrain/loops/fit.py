@@ -160,6 +160,12 @@ class FitLoop:
         except EndEpoch:
             self.is_last_batch = True
             self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+        else:
+            if self.batch == 0:
+                raise TrainingError(
+                    f"the train data is empty: its loader gave no batch in epoch {self.epoch}; an iterator that can be"
+                    " read only once serves one epoch."
+                )
         return not self._broken or self.is_last_batch
 
     def _end_epoch(self) -> None:
