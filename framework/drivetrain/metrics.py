@@ -333,20 +333,28 @@ class Metrics:
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------
     def state_dict(self) -> list[list[Any]]:
-        """This rank's epoch sums so far, as plain data."""
+        """This rank's epoch sums so far and newest values by step, as plain data."""
         state = []
         for (hook, _, _), e in self.entries.items():
             if e.metric is None:
                 e.fold()
                 options = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.reduction, e.loader]
-                state.append([hook, options, e.total, e.weight])
+                steps = [[batch, float(value), weight] for batch, value, weight in e.steps[-1:]]
+                state.append([hook, options, e.total, e.weight, steps])
         return state
 
-    def load_state_dict(self, state: list[list[Any]]) -> None:
-        for hook, options, total, weight in state:
+    def load_state_dict(self, states: list[list[list[Any]]]) -> None:
+        """Take up what :meth:`state_dict` gave on one rank, or on several that this one stands for now."""
+        for hook, options, total, weight, steps in (item for state in states for item in state):
             entry = Entry(*options)
-            entry.total, entry.weight = total, weight
-            self.entries[hook, entry.name, entry.loader] = entry
+            known = self.entries.setdefault((hook, entry.name, entry.loader), entry)
+            if weight and known.weight and known.reduction in ("max", "min"):
+                known.total = (max if known.reduction == "max" else min)(known.total, total)
+            elif weight:
+                known.total, known.weight = known.total + total, known.weight + weight
+            for step in map(tuple, steps):
+                same = known.steps and known.steps[-1][0] == step[0]
+                known.steps = [_joined(known.reduction, known.steps[-1], step) if same else step]
 
 
 def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:

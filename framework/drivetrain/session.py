@@ -240,6 +240,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
     trainer.fitted = True
     path = snapshot.find(trainer, request.ckpt_path)
     resumed = path is not None
+    trainer.ckpt_path = None if path is None else str(path)
     if path is not None:
         snapshot.restore(trainer, snapshot.read(trainer, path))
     if not strategy.trains:
