@@ -100,31 +100,36 @@ class Entry:
         return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger)
 
     def fold(self) -> None:
-        """Bring the pending values into ``total`` and ``weight``."""
+        """Bring the pending values into ``total`` and ``weight``.
+
+        One after the other, so that the rounding does not depend on when it is done: a checkpoint folds too.
+        """
         if not self.pending:
             return
-        values = _stacked([value for value, _ in self.pending])
-        weights = torch.tensor([weight for _, weight in self.pending], dtype=torch.float64)
+        values = _host([value for value, _ in self.pending])
+        weights = [weight for _, weight in self.pending]
         self.pending.clear()
         if self.reduction == "mean":
-            self.total += float(torch.dot(values, weights))
-            self.weight += float(weights.sum())
+            for value, weight in zip(values, weights, strict=True):
+                self.total += value * weight
+                self.weight += weight
         elif self.reduction == "sum":
-            self.total += float(values.sum())
+            for value in values:
+                self.total += value
             self.weight = 1.0
         else:
-            best = float(values.max() if self.reduction == "max" else values.min())
-            better = max if self.reduction == "max" else min
-            self.total = better(self.total, best) if self.weight else best
+            # numpy's and torch's, unlike Python's: NaN wins.
+            best = torch.tensor([*values, self.total] if self.weight else values, dtype=torch.float64)
+            self.total = float(best.max() if self.reduction == "max" else best.min())
             self.weight = 1.0
 
 
-def _stacked(values: list[Any]) -> Tensor:
-    """One-element values as an fp64 vector on the host, with one transfer per device."""
+def _host(values: list[Any]) -> list[float]:
+    """One-element values as numbers, with one transfer per device."""
     tensors = [v.reshape(()) for v in values if isinstance(v, Tensor)]
     if len(tensors) == len(values):
-        return torch.stack([t.double() for t in tensors]).cpu()
-    return torch.tensor([float(v) for v in values], dtype=torch.float64)
+        return torch.stack([t.double() for t in tensors]).tolist()
+    return [float(v) for v in values]
 
 
 class Metrics:

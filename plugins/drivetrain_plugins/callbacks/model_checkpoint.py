@@ -358,6 +358,7 @@ class ModelCheckpoint(Callback):
             "dirpath": self.dirpath,
             "best_model_path": self.best_model_path,
             "saved_at": self._saved_at,
+            "names": sorted(self._names),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -371,6 +372,9 @@ class ModelCheckpoint(Callback):
         moved = state_dict["dirpath"] != self.dirpath and kept.best not in self._names
         self._elsewhere = state_dict["best_model_path"] if moved else ""
         self._kept = Kept() if moved else kept
+        if not moved:
+            # What came later is of the steps that are trained again: the same checkpoints come again in its place.
+            self._names &= {*state_dict["names"], *kept.scores, kept.best, kept.newest, kept.spare}
 
 
 def _score_tensor(score: float) -> torch.Tensor:
