@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.private_random import PrivateRandom
 from drivetrain.strategy import Shard
 
 
@@ -103,8 +104,11 @@ def take(batch: Any, total: int, rows: slice) -> Any:
 class ShardedBatches:
     """Batch sampler that yields this rank's indices of every global batch of an epoch, from a position on."""
 
-    def __init__(self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool) -> None:
+    def __init__(
+        self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool, seed: int | None
+    ) -> None:
         self.source, self.shard, self.whole_tail, self.seeded = source, shard, whole_tail, seeded
+        self.seed = seed  # of the global generators for a sampler that may draw from them
         self.epoch = 0
         self.start = 0
         self.limit: int | None = None
@@ -112,7 +116,8 @@ class ShardedBatches:
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.plan.clear()
-        for index, batch in enumerate(self.source):
+        source = self.source if self.seed is None else PrivateRandom(self.source, _mix(self.seed, self.epoch))
+        for index, batch in enumerate(source):
             if self.limit is not None and index >= self.limit:
                 return
             if index < self.start:
@@ -213,6 +218,7 @@ class BatchSource:
         reshard: bool = True,
     ) -> None:
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
+        self.seed = seed
         self.whole_tail = training or shard.lockstep
         self.epoch = 0
         self._sampler: ShardedBatches | None = None
@@ -261,7 +267,8 @@ class BatchSource:
             source = batches if factor == 1 else _Joined(batches, factor)
         self._batches = source
         seeded = loader.num_workers > 0
-        self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded)
+        foreign = seed if self._order is None else None
+        self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded, foreign)
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
             "collate_fn": loader.collate_fn,
@@ -312,19 +319,25 @@ class BatchSource:
     def read(self, start: int = 0) -> Iterator[MicroBatch]:
         """The epoch's batches from number ``start`` on.
 
-        A stream is read up to the state in which an undisturbed reader would be before *this call returns*, so that
-        random numbers restored afterwards meet the same draws.
+        A stream is read again from its beginning, with the random numbers that it had the first time.
         """
         if self.length == 0:
             return iter(())
         if self._sampler is not None:
             return self._read_sampled(start)
-        numbered = enumerate(self.reader)
+        numbered = enumerate(self._repeatable())
         for _ in range(start):
             next(numbered, None)
         if self.length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
+
+    def _repeatable(self) -> Iterable[Any]:
+        if isinstance(self.reader, (list, tuple)):
+            return self.reader
+        reader_seed = _mix(_mix(self.seed, self.epoch), 2 * self.index + self.training)
+        seed = _mix(reader_seed, self.shard.rank if self.own_stream else 0)
+        return PrivateRandom(self.reader, seed, opening=getattr(self.reader, "num_workers", 0) > 0)
 
     def _read_sampled(self, start: int) -> Iterator[MicroBatch]:
         sampler = self._sampler

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from tests.resume.runs import NoisyStream, assert_same, fit, noisy_loader
-from torch.utils.data import DataLoader
+from tests.resume.runs import Noisy, NoisyStream, assert_same, fit, noisy_loader
 
 MOMENTS = ("batch", "validation", "epoch")
 STEPS = 6  # two epochs of 5 batches in windows of 2, 2 and 1
@@ -54,3 +54,11 @@ def test_a_stream(workers: int, tmp_path: Path, run_alone: Callable[..., Any]) -
         lambda: DataLoader(NoisyStream(), batch_size=4, num_workers=workers),
         {"check_val_every_n_epoch": 1},
     )
+
+
+def _weighted() -> DataLoader[Any]:
+    return DataLoader(Noisy(), batch_size=4, sampler=WeightedRandomSampler([1.0 + i % 3 for i in range(18)], 18))
+
+
+def test_a_sampler_of_the_users(tmp_path: Path, run_alone: Callable[..., Any]) -> None:
+    run_alone(_every_checkpoint, tmp_path, _weighted, {})
