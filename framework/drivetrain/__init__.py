@@ -32,7 +32,7 @@ _HOMES = {
     "Trainer": "trainer",
     "seed_everything": "seeding",
 }
-__all__ = [*_HOMES]
+__all__ = [*_HOMES]  # noqa: PLE0604  (they are strings)
 
 
 def __getattr__(name: str) -> Any:

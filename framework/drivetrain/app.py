@@ -53,12 +53,14 @@ class Command:
         args: the same, parsed by Hydra's own parser.
         joined: this process's place, when another launcher started it.
         outcomes: how the jobs ended so far.
+        error: what ended the only job.
     """
 
     argv: list[str]
     args: argparse.Namespace
     joined: Job | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    error: Exception | None = None
 
     @property
     def overrides(self) -> list[str]:
@@ -115,6 +117,9 @@ def _dispatch(command: Command) -> int:
             )
         )
         return 0
+    if args.config_path:
+        instead = f"use --config-dir {args.config_path}"
+        raise ConfigurationError(f"--config-path would hide drivetrain's own configs: {instead}")
     if args.cfg or args.info or args.hydra_help or args.shell_completion:
         return _hydra(command, [])
     command.joined = detect()
@@ -129,8 +134,12 @@ def _dispatch(command: Command) -> int:
     request = check(_without_hydra(config))
     folder = Path(config.hydra.run.dir).absolute()
     check_writable(folder)
-    _hydra(command, [_assign("hydra.run.dir", folder)], request)
-    show(command.outcomes, sweep=False)
+    more = [_assign("hydra.run.dir", folder)]
+    if request.job.node_rank > 0:
+        more.append("hydra.output_subdir=null")  # the run folder is the first node's; here are this node's logs
+    _hydra(command, more, request)
+    if request.job.node_rank == 0:
+        show(command.outcomes, sweep=False)
     return 0
 
 
@@ -161,8 +170,9 @@ def _join(command: Command, joined: Job) -> int:
         config = composed(command.overrides, command.config_name)
     request = check(_without_hydra(config), joined)
     with meeting(joined, request.launcher.start_timeout) as others:
+        command.joined = others.job
         if joined.rank > 0:
-            execute(request, others.hear(), _recipe(config), joined)
+            execute(request, others.hear(), _recipe(config), others.job)
             return 0
         folder = Path(config.hydra.run.dir).absolute()
         with _told(others):
@@ -200,15 +210,20 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
         except Exception as error:
             outcome.error = str(error) or type(error).__name__
             outcome.record = _left_in(folder)
-            if command.args.multirun:
-                _say(f"job {len(command.outcomes) - 1} failed: {outcome.error}", 1)
-                if not isinstance(error, DrivetrainError):
-                    traceback.print_exc()
+            if request is not None:
+                # A single run: Hydra would say first what the user knows, the overrides.
+                command.error = error
+                return
+            _say(f"job {len(command.outcomes) - 1} failed: {outcome.error}", 1)
+            if not isinstance(error, DrivetrainError):
+                traceback.print_exc()
             raise
 
     main = hydra.main(config_path=None, config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
     with _command_line([*command.argv, *more]):
         main()
+    if command.error is not None:
+        raise command.error
     return 0
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 def in_workers(trainer: Trainer, request: Request) -> Any:
     """Run ``request`` in ``trainer.num_devices`` new workers of this node and take over what they did."""
+    for logger in trainer.loggers:
+        _ = logger.log_dir  # a version is chosen once, here, not by every worker
     with tempfile.TemporaryDirectory(prefix="drivetrain_") as folder:
         launch(
             _work,

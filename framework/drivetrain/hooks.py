@@ -20,6 +20,7 @@ class Hooks:
 
     Attributes:
         current: name of the hook being called; ``self.log`` takes its defaults from it.
+        active: names that anybody overrides: the loops ask ``name in hooks.active`` where a call would cost.
     """
 
     def __init__(self, trainer: Trainer, module: TrainModule, callbacks: list[Callback]) -> None:
@@ -29,10 +30,8 @@ class Hooks:
         self.current: str | None = None
         self._base = Base
         self._functions: dict[str, tuple[Callable[..., Any], ...]] = {}
-
-    def has(self, name: str) -> bool:
-        """Whether anybody overrides hook ``name``."""
-        return bool(self._resolve(name))
+        names = {name for name in dir(Callback) if name.startswith("on_")}
+        self.active = frozenset(name for name in names if self._resolve(name))
 
     def __call__(self, name: str, *args: Any) -> Any:
         """Call hook ``name`` of every callback, then of the module; returns what the last of them returned."""

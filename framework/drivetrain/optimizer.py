@@ -122,6 +122,21 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+def calls_closure_once(optimizer: Optimizer) -> bool:
+    """Whether a closure may just as well run before ``step()``: true for torch's own optimizers but LBFGS.
+
+    An optimizer from elsewhere may call it when and as often as it likes.
+    """
+    kind = type(optimizer)
+    found = _ONCE.get(kind)
+    if found is None:
+        found = _ONCE[kind] = kind.__module__.startswith("torch.optim.") and not needs_closure(optimizer)
+    return found
+
+
+_ONCE: dict[type, bool] = {}
+
+
 class TrainOptimizer:
     """What ``self.optimizers()`` returns: the user's optimizer, stepping through strategy and precision.
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+NO_CONTEXT: AbstractContextManager[Any] = nullcontext()  # what forward_context returns when there is nothing to do
+
 
 class Precision:
     """Base class and fp32 in one: every method here is the identity.
@@ -40,7 +42,7 @@ class Precision:
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Around every forward pass."""
-        return nullcontext()
+        return NO_CONTEXT
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss that ``backward`` is called on."""

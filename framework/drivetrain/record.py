@@ -61,7 +61,9 @@ def blank(*, strategy: str, world_size: int, devices: int, num_nodes: int, seed:
 def write(folder: Path, record: Mapping[str, Any]) -> Path:
     """Write ``run.json`` so that a reader finds the old file or the whole new one. Not-finite numbers become strings
     (``"nan"``, ``"inf"``): JSON has none."""
-    text = json.dumps(_plain(record), indent=1, allow_nan=False) + "\n"
+    # A key a line: a loss curve of thousands of numbers stays one.
+    lines = [f" {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in _plain(record).items()]
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=f".{FILE}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

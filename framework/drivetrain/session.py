@@ -140,6 +140,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if request.datamodule is not None:
         request.datamodule.trainer = trainer
     trainer.stage = request.stage
+    trainer.request = request
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     trainer.hooks = Hooks(trainer, module, trainer.callbacks)
@@ -172,7 +173,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module.teardown(stage)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     for logger in trainer.loggers if trainer.is_global_zero else []:
-        logger.save()
+        logger.finalize(trainer.status)
     return result
 
 
@@ -223,7 +224,6 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request) -> None:
     module, strategy, hooks = request.module, trainer.strategy, trainer.hooks
-    trainer.request = request
     training = sources(trainer, request, "train")
     if len(training) != 1:
         raise ConfigurationError(
@@ -255,9 +255,6 @@ def _fit(trainer: Trainer, request: Request) -> None:
     fit.run()
     trainer.training = False
     hooks("on_fit_end")
-    if trainer.callback_metrics and trainer.is_global_zero:
-        for logger in trainer.loggers:
-            logger.save()
 
 
 def _configure(trainer: Trainer) -> list[Optimizer]:

@@ -64,6 +64,8 @@ def part(total: int, shard: Shard, whole_tail: bool) -> tuple[slice, int]:
 
 def batch_size(batch: Any) -> int | None:
     """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
+    if type(batch) in (tuple, list) and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:
+        return int(batch[0].shape[0])  # by far the most frequent batch, and this is called at every step
     if isinstance(batch, torch.Tensor):
         return int(batch.shape[0]) if batch.ndim else 1
     if isinstance(batch, Mapping):

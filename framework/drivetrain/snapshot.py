@@ -32,6 +32,7 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
                 " trainer.global_step has changed, or with weights_only=True."
             )
         fit.boundary.agree(fit.metrics)  # the losses of the steps since the last boundary belong to the curve
+        fit.keep_log_boundary()
     optimizers = [] if weights_only or fit is None else fit.optimizers
     state = trainer.strategy.state_dict(optimizers)
     shared: dict[str, Any] = {

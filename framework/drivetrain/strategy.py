@@ -44,7 +44,8 @@ from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Support
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
-from drivetrain.precision import Precision
+from drivetrain.optimizer import calls_closure_once
+from drivetrain.precision import NO_CONTEXT, Precision
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -174,7 +175,10 @@ class Strategy:
 
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
         """``call(batch)`` under the precision's context; the seam where a replicated engine wraps the forward pass."""
-        with self.precision.forward_context():
+        context = self.precision.forward_context()
+        if context is NO_CONTEXT:
+            return call(batch)
+        with context:
             return call(batch)
 
     def forward_backward(self, step: Step) -> torch.Tensor | None:
@@ -214,25 +218,31 @@ class Strategy:
         """Run ``closure`` (None: gradients are there, manual optimisation), complete the gradients, call
         ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
 
-        manual = not self.module.automatic_optimization
-
-        def complete() -> Any:
-            with torch.enable_grad():
-                result = None if closure is None else closure()
-            self.reduce_gradients(optimizer, manual)
-            if not manual:
-                self.normalise(optimizer)
-            self.precision.unscale(optimizer)
-            before_step()
-            return result
-
         try:
-            if self.precision.scales or closure is None:
-                complete()
+            if closure is None or self.precision.scales or calls_closure_once(optimizer):
+                if closure is not None:
+                    closure()
+                self._complete(optimizer, before_step)
                 return self.precision.step(optimizer, None)
+
+            def complete() -> Any:
+                with torch.enable_grad():
+                    result = closure()
+                self._complete(optimizer, before_step)
+                return result
+
             return self.precision.step(optimizer, complete)
         except SkipStep:
             return False
+
+    def _complete(self, optimizer: Optimizer, before_step: Callable[[], None]) -> None:
+        """After the last backward: the gradients' global and true values, then hooks and clipping."""
+        manual = not self.module.automatic_optimization
+        self.reduce_gradients(optimizer, manual)
+        if not manual:
+            self.normalise(optimizer)
+        self.precision.unscale(optimizer)
+        before_step()
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         """Bring the gradients that ``optimizer`` reads to their global value, where ``backward`` did not."""

@@ -353,7 +353,7 @@ class Trainer(TrainerState):
             return model, ckpt_path
         if self.lightning_module is None:
             raise ConfigurationError("there is no module: pass one, or call fit before.")
-        if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", ""):
+        if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", None):
             ckpt_path = "best"
         return self.lightning_module, ckpt_path
 

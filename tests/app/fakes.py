@@ -58,6 +58,7 @@ def shout(argv: list[str]) -> int:
 def trains(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     """A worker whose loss is its seed; seed 13 fails, 14 stops itself by the signal that a user would send."""
     config = payload["config"]
+    print(payload["run_folder"])
     if config["seed"] == 13 and job.rank == job.world_size - 1:
         raise ValueError("thirteen is unlucky")
     if config["seed"] == 14 and job.rank == 0:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,9 @@ def test_a_failing_worker_is_named_first_and_recorded(home: Path, capfd: pytest.
     assert app.run(["strategy=mine", "devices=3", "seed=13", "hydra.run.dir=here, 'it' = ${seed}"]) == 2
     assert app.run(["strategy=mine", "devices=3", "seed=13", "hydra.run.dir=here/it"]) == 1
     said = capfd.readouterr().err
-    assert "error: rank 2 failed: ValueError: thirteen is unlucky" in said
+    # Nothing but our own sentences, and the worker's traceback.
+    assert said.splitlines()[1] == "error: rank 2 failed: ValueError: thirteen is unlucky"
+    assert "overrides" not in said.splitlines()[1]
     (run,) = records(home)
     assert run["status"] == "failed"
     assert run["error"] == "rank 2 failed: ValueError: thirteen is unlucky"
@@ -101,8 +106,22 @@ def test_ranks_that_another_launcher_started_share_one_folder(home: Path) -> Non
     assert {path.name for path in (folder / "logs").iterdir()} == {"rank_0.log", "rank_1.log", "rank_2.log"}
 
 
+def test_a_joined_rank_that_fails_ends_with_1_and_nobody_waits_for_it(home: Path) -> None:
+    began = time.monotonic()
+    assert distributed.run_alone(_join, str(home), "seed=13", timeout=60) == [0, 0, 1]
+    assert time.monotonic() - began < 12
+
+
 def test_joined_ranks_hear_of_a_folder_that_cannot_be_written(home: Path) -> None:
     assert distributed.run_alone(_join, str(home), "hydra.run.dir=/proc/nothing", timeout=60) == [2, 2, 2]
+
+
+def test_several_nodes_share_the_first_ones_folder(home: Path) -> None:
+    assert distributed.run_alone(_two_nodes, str(home), timeout=60) == [0, 0]
+    (run,) = records(home)
+    assert run["folder"] == str(home / "0" / "run") and run["world_size"] == 2
+    assert (home / "0" / "run" / ".hydra").is_dir() and not (home / "1" / "run" / ".hydra").exists()
+    assert (home / "1" / "run" / "logs" / "rank_1.log").read_text().strip() == str(home / "0" / "run")
 
 
 def test_a_sweep_of_joined_ranks_is_refused(
@@ -122,20 +141,34 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def _join(home: str, *more: str) -> list[int]:
     """Three processes with the environment of a launcher that hosts no store; their exit codes."""
-    import socket
+    port = _free_port()
+    words = ["strategy=mine", "accelerator=cpu", *more]
+    return _side_by_side([(home, words, _environment(rank, 3, port)) for rank in range(3)])
 
+
+def _two_nodes(home: str) -> list[int]:
+    """Two commands, as on two nodes, each in its own folder; their exit codes."""
+    common = ["strategy=mine", "devices=1", "num_nodes=2", f"master_port={_free_port()}", "hydra.run.dir=run"]
+    folders = [os.path.join(home, str(node)) for node in range(2)]
+    for folder in folders:
+        os.mkdir(folder)
+    return _side_by_side([(folder, [*common, f"node_rank={node}"], {}) for node, folder in enumerate(folders)])
+
+
+def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    children = []
-    for rank in range(3):
-        pid = os.fork()
-        if pid == 0:
-            code = 99
-            try:
-                os.chdir(home)
-                os.environ.update(_environment(rank, 3, port))
-                code = app.run(["strategy=mine", "accelerator=cpu", *more])
-            finally:
-                os._exit(code)
-        children.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+        return int(server.getsockname()[1])
+
+
+def _side_by_side(commands: list[tuple[str, list[str], dict[str, str]]]) -> list[int]:
+    def command(folder: str, words: list[str], environment: dict[str, str]) -> None:
+        os.chdir(folder)
+        os.environ.update(environment)
+        raise SystemExit(app.run(words))
+
+    children = [multiprocessing.get_context("fork").Process(target=command, args=one) for one in commands]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [int(child.exitcode or 0) for child in children]

@@ -63,6 +63,7 @@ BAD = [
     ("-m strategy=single,rng", ["rng", "ring"]),
     ("-m seed=1,2 sed=3", ["sed", "'seed'"]),
     ("--config-dir nowhere", ["nowhere"]),
+    ("--config-path here", ["--config-dir here"]),
 ]
 
 

@@ -61,14 +61,14 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
 
 
 def _launch(request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
-    from drivetrain.cli.worker import preload, worker
+    from drivetrain.cli.worker import preload, start
     from drivetrain.launch import launch
 
     preload(request.config)
     several = request.job.num_nodes > 1
     with _frames_cleared():
         values = launch(
-            worker,
+            start,
             payload,
             workers=request.workers,
             num_nodes=request.job.num_nodes,

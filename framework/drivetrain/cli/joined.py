@@ -1,8 +1,8 @@
-"""Under torchrun, srun or mpirun every rank runs the app: how they agree on one run folder.
+"""How the ranks that another launcher started, or the nodes of a job, agree on one run folder: each runs the app.
 
 The name of the folder holds the time of day, so that only rank 0 may choose it. It goes through the store at the job's
-master address, the same that the process group is made with later: torchrun's agent hosts it; otherwise rank 0 does,
-here, for the whole run.
+master address, the same that the process group is made with later: torchrun's agent or our launcher hosts it; otherwise
+rank 0 does, here, for the whole run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +23,14 @@ from drivetrain.launch.job import Job
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-# Set, and "True", where somebody other than rank 0's process group hosts the store (torch's own convention).
+# "True" where torchrun's agent hosts the store.
 AGENT_HOSTS = "TORCHELASTIC_USE_AGENT_STORE"
 PARTING = 15.0  # seconds that rank 0 keeps its store for the others, who may still be importing torch
 
 
 @dataclass
 class Meeting:
-    """The ranks of a joined job before it has a process group."""
+    """The ranks of a joined job before it has a process group. ``job`` is this rank's place from here on."""
 
     job: Job
     store: Store | None
@@ -60,40 +60,32 @@ def meeting(job: Job, start_timeout: float) -> Iterator[Meeting]:
 
     from drivetrain.launch import stores
 
-    before = os.environ.get(AGENT_HOSTS)
-    hosting = job.rank == 0 and before != str(True)
+    there = job.origin == "local" or (job.origin == "torchrun" and os.environ.get(AGENT_HOSTS) == str(True))
+    hosting = job.rank == 0 and not there
     if hosting:
         tcp = stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout)
     else:
-        tcp = stores.join(
-            job.master_addr,
-            job.master_port,
-            who=f"rank {job.rank} of {job.world_size}",
-            wait=start_timeout,
-            timeout=job.timeout,
-            tick=lambda: None,
-        )
-    os.environ[AGENT_HOSTS] = str(True)
-    store = PrefixStore(f"app_{job.attempt}", tcp)
+        who = f"rank {job.rank} of {job.world_size}"
+        tcp = stores.join(job.master_addr, job.master_port, who=who, wait=start_timeout, timeout=job.timeout)
+    store, failed = PrefixStore(f"app_{job.attempt}", tcp), True
     try:
-        yield Meeting(job, store)
+        # As under our own launcher, whose ranks all join a store that is there.
+        yield Meeting(job if there else replace(job, origin="local"), store)
+        failed = False
     except ConfigurationError:
-        _part(store, job, hosting)
+        failed = False
         raise
-    else:
-        # After any other error nobody waits: the others may be gone.
-        _part(store, job, hosting)
     finally:
-        if before is None:
-            os.environ.pop(AGENT_HOSTS, None)
-        else:
-            os.environ[AGENT_HOSTS] = before
+        _part(store, job, hosting, failed)
 
 
-def _part(store: Store, job: Job, hosting: bool) -> None:
+def _part(store: Store, job: Job, hosting: bool, failed: bool) -> None:
+    """The host leaves last, unless it failed: then the others may be gone, and nobody is waited for."""
     if not hosting:
         with suppress(RuntimeError):  # who hosts it did not wait: there is nobody to tell
             store.set(f"left_{job.rank}", "1")
+        return
+    if failed:
         return
     others = [f"left_{rank}" for rank in range(1, job.world_size)]
     deadline = time.monotonic() + PARTING

@@ -38,6 +38,8 @@ class Outcome:
 def show(outcomes: Sequence[Outcome], sweep: bool, console: Console | None = None) -> None:
     """Print one row for each job of a sweep, or one for each metric of a single run."""
     console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=160)  # a log has no edge, and rich would take 80 columns
     if sweep:
         console.print(_jobs(outcomes))
         for number, outcome in enumerate(outcomes):
@@ -56,10 +58,10 @@ def _jobs(outcomes: Sequence[Outcome]) -> Table:
     shared = set.intersection(*(set(one.overrides) for one in outcomes)) if len(outcomes) > 1 else set()
     table = Table(title=f"{len(outcomes)} jobs")
     table.add_column("job", justify="right")
-    for heading in ("overrides", "status"):
-        table.add_column(heading, overflow="fold")
+    table.add_column("overrides", overflow="fold")
+    table.add_column("status", no_wrap=True)
     for name in (*names, "seconds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for number, one in enumerate(outcomes):
         metrics = one.record.get("metrics", {})
         table.add_row(
@@ -74,7 +76,8 @@ def _jobs(outcomes: Sequence[Outcome]) -> Table:
 
 def _metrics(outcome: Outcome) -> Table:
     record = outcome.record
-    table = Table(title=f"strategy={record['strategy']}, {record['world_size']} workers: {record['status']}")
+    workers = f"{record['world_size']} worker{'s' if record['world_size'] > 1 else ''}"
+    table = Table(title=f"strategy={record['strategy']}, {workers}: {record['status']}", min_width=40)
     table.add_column("metric")
     table.add_column("value", justify="right")
     rows = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import record, registry
+from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.errors import ConfigurationError, Interrupted, nearest
 from drivetrain.folders import make_importable
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 CHECKPOINTS = "checkpoints"
+
+
+def start(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
+    """What our launcher starts: :func:`worker`, in the first node's run folder where there are several nodes."""
+    if job.num_nodes == 1:
+        return worker(job, payload)
+    with meeting(job, payload["config"]["launcher"]["start_timeout"]) as others:
+        if job.rank == 0:
+            others.tell(Path(payload["run_folder"]))
+        return worker(job, {**payload, "run_folder": str(others.hear())})
 
 
 def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +48,7 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     trainer = _trainer(config, folder)
     try:
         module = _module(config)
-        data = build(config["data"], "data") if config.get("data") else None
+        data = _made(config["data"], "data", {}) if config.get("data") else None
         _log_choices(trainer, config)
         summary = _run(trainer, module, data, config, folder)
     except BaseException as error:
@@ -116,15 +127,27 @@ def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: B
         "epochs": trainer.current_epoch,
         "global_step": trainer.global_step,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "loss_curve": [list(point) for point in trainer.loss_curve],
+        "seconds": trainer.timing.summary(),
+        "checkpoints": {
+            "best": getattr(trainer.checkpoint_callback, "best_model_path", "") or None,
+            "last": getattr(trainer.checkpoint_callback, "last_model_path", "") or None,
+        },
     }
     record.write(folder, {**blank, **known})
 
 
 def _module(config: Mapping[str, Any]) -> Any:
     partials = {key: build(config[key], key) for key in ("optimizer", "scheduler") if config.get(key)}
-    factory = build({**config["model"], "_partial_": True}, "model")
-    _accepts(factory, partials, f"model {config['model']['_target_']}")
-    return _called(factory, partials, f"model {config['model']['_target_']}")
+    return _made(config["model"], "model", partials)
+
+
+def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
+    """The object of a ``_target_`` config and ``more``, its arguments checked by name."""
+    partial = build({**group, "_partial_": True}, where)
+    arguments, what = {**partial.keywords, **more}, f"{where}._target_={group['_target_']}"
+    _accepts(partial.func, arguments, what)
+    return _called(partial.func, arguments, what)
 
 
 def build(group: Mapping[str, Any], where: str) -> Any:
@@ -229,7 +252,22 @@ def _called(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str
 
 
 def preload(config: Mapping[str, Any]) -> None:
-    """Import, in the parent, what every worker needs, so that a fork has it: no object is made, nothing is computed."""
+    """Import, in the parent, what every worker needs, so that a fork has it: no object is made, nothing is computed.
+
+    Raises:
+        ConfigurationError: a callback or logger does not take an argument it is given.
+    """
     importlib.import_module("drivetrain.trainer")
     declaration = registry.load("strategies", config["strategy"]["name"])
     importlib.import_module(declaration.implementation.partition(":")[0])
+    registry.load("precisions", config["precision"]["name"])
+    checkpoint = {key: value for key, value in (config.get("checkpoint") or {}).items() if key != "dir"}
+    for group, parts in (
+        ("callbacks", {**(config.get("callbacks") or {}), "checkpoint": checkpoint or None}),
+        ("loggers", config.get("logger") or {}),
+    ):
+        for key, arguments in parts.items():
+            if arguments is not None and "_target_" not in arguments:
+                rest = {name: value for name, value in arguments.items() if name != "name"}
+                name = str(arguments.get("name", key))
+                _accepts(registry.load(group, name), rest, f"{group} {name!r}")

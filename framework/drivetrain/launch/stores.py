@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 RETRY = 0.1  # seconds between two looks for a host that is not up yet
-ANSWER = 5.0  # seconds that a listening store may take to answer; one who listens there and is no store never does
+ANSWER = 30.0  # seconds that a listening store may take to answer; one who listens there and is no store never does
 
 
 def host(port: int, *, loopback: bool, timeout: float) -> TCPStore:
@@ -84,7 +84,7 @@ def join(
             reason = error.strerror or str(error)
             time.sleep(min(left, RETRY))
             continue
-        store = _client(address, port, limit=max(0.1, min(left, ANSWER)))
+        store = _client(address, port, limit=max(0.1, min(left, ANSWER)), tick=tick)
         if store is None:
             reason = "who listens there is no store of this job"
             time.sleep(RETRY)
@@ -93,7 +93,7 @@ def join(
         return store
 
 
-def _client(address: str, port: int, *, limit: float) -> TCPStore | None:
+def _client(address: str, port: int, *, limit: float, tick: Callable[[], None]) -> TCPStore | None:
     """A connected store, or ``None`` where whoever listens does not answer as one within ``limit`` seconds.
 
     In a thread, because the store waits for the first answer without any limit; that wait is ended from outside.
@@ -109,18 +109,29 @@ def _client(address: str, port: int, *, limit: float) -> TCPStore | None:
             )
 
     thread = threading.Thread(target=connect, name="join-store", daemon=True)
+    # A forked process has its parent's connections too: to cut those would cut the parent off.
+    former = _descriptors()
     thread.start()
-    thread.join(limit)
-    if thread.is_alive():
-        _cut_connections(port)
-        thread.join(limit)
+    try:
+        deadline = time.monotonic() + limit
+        while thread.is_alive() and time.monotonic() < deadline:
+            tick()
+            thread.join(RETRY)
+    finally:
+        if thread.is_alive():
+            _cut_connections(port, _descriptors() - former)
+            thread.join(RETRY)
     return made[0] if made else None
 
 
-def _cut_connections(port: int) -> None:
-    """Shut every connection of this process to ``port``."""
-    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []:
+def _descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")} if os.path.isdir("/proc/self/fd") else set()
+
+
+def _cut_connections(port: int, descriptors: set[int]) -> None:
+    """Shut those of ``descriptors`` that are connections to ``port``."""
+    for descriptor in descriptors:
         with contextlib.suppress(OSError):  # not a socket, not connected, or closed meanwhile
-            with socket.socket(fileno=os.dup(int(name))) as connection:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
                 if connection.getpeername()[1:2] == (port,):
                     connection.shutdown(socket.SHUT_RDWR)

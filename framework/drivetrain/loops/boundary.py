@@ -74,6 +74,7 @@ class Boundary:
         wish = _WISHES.get(trainer.stop_wish or "", 1.0 if trainer.should_stop else 0.0)
         flags = (float(signals.pending() or 0), wish, self._earlier + now - self._begun, per_step)
         series = [(loss * weight, weight) for loss, weight in zip(losses, self._weights, strict=True)]
+        trainer.timing.begin_step(step, per_step)
         exchange = metrics.exchange(columns or {}, flags, series)
         self._keep_curve(exchange.series)
         raised = [int(f[0]) for f in exchange.flags if f[0]]
@@ -107,7 +108,8 @@ class Boundary:
         self.next_step = following
 
     def _refuse_nonfinite(self, losses: list[float]) -> None:
-        if self.trainer.nonfinite != "raise":
+        fit = self.trainer.fit_loop
+        if self.trainer.nonfinite != "raise" or fit.check_each_loss:
             return
         for step, loss in zip(self._steps, losses, strict=True):
             if not math.isfinite(loss):
@@ -115,7 +117,10 @@ class Boundary:
 
     def _keep_curve(self, series: list[list[list[float]]]) -> None:
         curve = self.trainer.loss_curve
-        for number, step in enumerate(self._steps):
+        if len(series) == 1:
+            curve.extend((step, t / w) for step, (t, w) in zip(self._steps, series[0], strict=True) if w > 0)
+            series = []
+        for number, step in enumerate(self._steps if series else ()):
             total = sum(rank[number][0] for rank in series)
             weight = sum(rank[number][1] for rank in series)
             if weight > 0:
@@ -138,6 +143,6 @@ def _host(values: list[Any]) -> list[float]:
     """The kept losses as numbers, with one device transfer."""
     if not values:
         return []
-    if all(isinstance(v, torch.Tensor) for v in values):
-        return torch.stack([v.double().reshape(()) for v in values]).tolist()
+    if all(isinstance(v, torch.Tensor) and v.ndim == 0 and v.dtype == values[0].dtype for v in values):
+        return torch.stack(values).double().tolist()
     return [float(v) for v in values]

@@ -24,12 +24,18 @@ class Abandoned(Exception):
         self.signal = signal
 
 
+def takes(step: Callable[..., Any], name: str, position: int) -> bool:
+    """Whether ``step`` has a parameter called ``name``, or any at that position (from 0) or ``*args``."""
+    parameters = inspect.signature(step).parameters
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+    return name in parameters or variadic or len(positional) > position
+
+
 def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
     """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature has them."""
-    names = inspect.signature(step).parameters
-    variadic = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in names.values())
-    index = "batch_idx" in names or variadic
-    loader = "dataloader_idx" in names or (variadic and several_loaders)
+    index = takes(step, "batch_idx", 1)
+    loader = several_loaders and takes(step, "dataloader_idx", 2)
 
     def arguments(micro: MicroBatch, batch: Any) -> tuple[Any, ...]:
         if not index:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
-from drivetrain.loops.evaluate import Abandoned
+from drivetrain.loops.evaluate import Abandoned, takes
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
@@ -69,7 +69,7 @@ class FitLoop:
         self.last_batch_size = 0
         self.optimizers: list[Optimizer] = []
         self.wrapped: list[TrainOptimizer] = []
-        self.step_takes_index = "batch_idx" in inspect.signature(self.module.training_step).parameters
+        self.step_takes_index = takes(self.module.training_step, "batch_idx", 1)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
         self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
         self._stepped = False
@@ -83,6 +83,15 @@ class FitLoop:
         """Take the optimizers that the strategy built."""
         self.optimizers = optimizers
         self.wrapped = [TrainOptimizer(optimizer, self._step_optimizer) for optimizer in optimizers]
+        nothing_to_do = (
+            "on_before_optimizer_step" not in self.hooks.active
+            and not self.trainer.gradient_clip_val
+            and self.trainer.nonfinite != "skip"
+            and not self.hooks.module_has("configure_gradient_clipping")
+        )
+        self._before_steps: list[Callable[[], None]] = [
+            _nothing if nothing_to_do else partial(self._before_step, optimizer) for optimizer in optimizers
+        ]
         self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
     # -- a run --------------------------------------------------------------------------------------------------
@@ -154,6 +163,7 @@ class FitLoop:
         trainer.restore_random_state()
         self._broken = False
         if resumed and self.batch:  # the checkpoint may be of a moment before any of this
+            self.keep_log_boundary()
             self._after_batches(self.batch - 1)
         try:
             self.strategy.run_epoch(self, windows)
@@ -200,67 +210,73 @@ class FitLoop:
 
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
-        strategy, batches, total = self.strategy, window.batches, window.total
+        hooks, batches, total = self.hooks, window.batches, window.total
         final = len(batches) - 1
         self._stepped = False
+        self.last_batch_size = int(total)
+        self.timing.samples += self.last_batch_size
+        self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             self.is_last_batch = micro.last
-            step = MicroStep(
-                self, micro, self.trainer.to_device(micro), micro.weight / total, number == 0, number == final
-            )
+            batch = self.trainer.to_device(micro)
+            step = MicroStep(self, micro, batch, micro.weight / total, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
+            if "on_train_batch_start" in hooks.active and hooks("on_train_batch_start", batch, step.index) == -1:
                 self._drop_gradients(steps)
                 raise EndEpoch
-            self.clock = perf_counter()
+            if self.timing.on:
+                self.clock = perf_counter()
             if not self.module.automatic_optimization:
                 self._manual(step)
             elif number == final:
                 self._automatic(steps)
             else:
-                step.loss = strategy.forward_backward(step)
+                step.loss = self.strategy.forward_backward(step)
             self.between_steps = number == final
             if number == final and self._stepped and not self._inner:
                 self._count()
-                self._record(steps)
+                self.boundary.record(self.global_step, *_mean_loss(steps))
             self.batch = micro.index + 1
             self.batches_seen += 1
             self.validated = False
-            self.hooks("on_train_batch_end", step.output, step.batch, step.index)
-        self.last_batch_size = int(window.total)
-        self.timing.samples += self.last_batch_size
+            if "on_train_batch_end" in hooks.active:
+                hooks("on_train_batch_end", step.output, batch, step.index)
         if not self._inner:
             self._after_batches(steps[-1].index)
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
+        last = steps[-1]
+        strategy = self.strategy
         if not self.optimizers:
-            steps[-1].loss = self.strategy.forward_backward(steps[-1])
+            last.loss = strategy.forward_backward(last)
             self._stepped = True
             return
-        optimizer = self.optimizers[0]
-        strategy = self.strategy
         called = False
 
         def closure() -> Any:
             nonlocal called
-            again, called = called, True
-            for step in steps if again else steps[-1:]:
-                step.loss = strategy.forward_backward(step)
-            return self._window_loss(steps) if self._closures else steps[-1].loss
+            if called:
+                for step in steps[:-1]:
+                    step.loss = strategy.forward_backward(step)
+            called = True
+            last.loss = strategy.forward_backward(last)
+            return self._window_loss(steps) if self._closures else last.loss
 
         if self._default_step:
-            self._step_optimizer(optimizer, closure)
+            optimizer = self.optimizers[0]
+            self._stepped = strategy.optimizer_step(optimizer, closure, self._before_steps[0])
         else:
-            self.module.optimizer_step(self.epoch, steps[-1].index, self.wrapped[0], closure)
+            self.module.optimizer_step(self.epoch, last.index, self.wrapped[0], closure)
             if not called:
                 raise TrainingError(
                     f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
                     " optimizer.step(closure=optimizer_closure)."
                 )
-        self.clock = self.timing.add("optimizer", self.clock)
+        if self.timing.on:
+            self.clock = self.timing.add_sampled("optimizer", self.clock)
 
     def _window_loss(self, steps: list[MicroStep]) -> torch.Tensor:
         """The loss that LBFGS reads: over all ranks, or its line searches would part."""
@@ -272,7 +288,8 @@ class FitLoop:
         self._micro = step
         self.strategy.forward(step.call, step.batch)
         self._micro = None
-        self.clock = self.timing.add("forward", self.clock)
+        if self.timing.on:
+            self.clock = self.timing.add_sampled("forward", self.clock)
 
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward of a loss of the micro-batch at hand in manual optimisation."""
@@ -286,16 +303,15 @@ class FitLoop:
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
-        """What every optimizer step goes through, the module's own included."""
+        """What a step goes through that the module makes itself; returns what the closure returned first."""
         result: list[Any] = []
 
         def kept() -> Any:
             result.append(closure())
             return result[-1]
 
-        stepped = self.strategy.optimizer_step(
-            optimizer, None if closure is None else kept, lambda: self._before_step(optimizer)
-        )
+        before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
+        stepped = self.strategy.optimizer_step(optimizer, None if closure is None else kept, before)
         self._stepped = self._stepped or stepped
         return result[0] if result else None
 
@@ -315,7 +331,8 @@ class FitLoop:
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers[:1]:
-            self.hooks("on_before_zero_grad", optimizer)
+            if "on_before_zero_grad" in self.hooks.active:
+                self.hooks("on_before_zero_grad", optimizer)
             if self._default_zero:
                 optimizer.zero_grad()
             else:
@@ -330,38 +347,27 @@ class FitLoop:
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
-        self._step_schedulers("step")
+        if self.trainer.lr_scheduler_configs:
+            self._step_schedulers("step")
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
-        if self._log_due() or self.global_step >= boundary.next_step or boundary.wish_pending():
+        if self.global_step >= boundary.next_step or boundary.wish_pending():
             self._agree(index)
-        if not self.validated and self._validation_due(self.is_last_batch):
+        if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
             self._validate()
         if boundary.signal is not None:
             self._obey(boundary.signal)
 
-    def _record(self, steps: list[MicroStep]) -> None:
-        boundary = self.boundary
-        if len(steps) == 1:
-            step = steps[0]
-            if step.loss is None:
-                boundary.record(self.global_step, 0.0, 0.0)
-            else:
-                boundary.record(self.global_step, step.loss, step.share)
-            return
-        parts = [(step.loss, step.share) for step in steps if step.loss is not None]
-        weight = sum(share for _, share in parts)
-        if not parts or weight == 0:
-            boundary.record(self.global_step, 0.0, 0.0)
-        else:
-            mean = torch.stack([loss.double() * share for loss, share in parts]).sum() / weight
-            boundary.record(self.global_step, mean, weight)
-
     # -- boundaries ---------------------------------------------------------------------------------------------
     def _log_due(self) -> bool:
         return self.global_step != self.logged and self.global_step % self.trainer.log_every_n_steps == 0
+
+    def keep_log_boundary(self) -> None:
+        """Have metrics written after this step although the ranks agreed for another reason, if a log boundary is here."""
+        if self._log_due():
+            self.boundary.next_step = self.global_step
 
     def _agree(self, index: int) -> None:
         """Exchange with the other ranks; write the step's metrics where a log boundary falls on this step."""
@@ -449,3 +455,21 @@ class FitLoop:
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
         self.resumed = self.batch > 0 or self.ended
+
+
+def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
+    """The loss of a window on this rank and its weight: a number where it is known, else a tensor on the device."""
+    if len(steps) == 1:
+        step = steps[0]
+        if step.loss is None:
+            return 0.0, 0.0
+        return (step.loss if step.value is None else step.value), step.share
+    parts = [(step.loss, step.share) for step in steps if step.loss is not None]
+    weight = sum(share for _, share in parts)
+    if weight == 0:
+        return 0.0, 0.0
+    return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight
+
+
+def _nothing() -> None:
+    """Before an optimizer step for which nobody wants to do anything."""

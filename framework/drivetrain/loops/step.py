@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +25,11 @@ class MicroStep:
         first: whether it opens its window, so that gradients are zeroed.
         output: what ``training_step`` returned, for ``on_train_batch_end``.
         loss: the detached loss, None where the batch was skipped.
+        value: the loss as a number, where it was read to be checked.
         weighted: whether the module gave the loss's weight itself; ``share`` is then that weight.
     """
 
-    __slots__ = ("_fit", "batch", "first", "index", "last", "loss", "micro", "output", "share", "weighted")
+    __slots__ = ("_fit", "batch", "first", "index", "last", "loss", "micro", "output", "share", "value", "weighted")
 
     def __init__(self, fit: FitLoop, micro: MicroBatch, batch: Any, share: float, first: bool, last: bool) -> None:
         self._fit = fit
@@ -41,6 +41,7 @@ class MicroStep:
         self.last = last
         self.output: Any = None
         self.loss: torch.Tensor | None = None
+        self.value: float | None = None
         self.weighted = False
 
     def call(self, batch: Any, fraction: float = 1.0) -> torch.Tensor | None:
@@ -76,6 +77,7 @@ class MicroStep:
             value = loss.item()
             if not isfinite(value):
                 raise nonfinite(value, fit.global_step + 1, fit.trainer.global_rank)
+            self.value = value if fraction == 1.0 else None
         return loss
 
     def _from_mapping(self, output: Any) -> torch.Tensor | None:
@@ -107,14 +109,14 @@ class MicroStep:
 
     def before_backward(self, loss: torch.Tensor) -> None:
         fit = self._fit
-        fit.hooks("on_before_backward", loss)
-        fit.clock = fit.timing.add("forward", fit.clock)
+        if "on_before_backward" in fit.hooks.active:
+            fit.hooks("on_before_backward", loss)
+        if fit.timing.on:
+            fit.clock = fit.timing.add_sampled("forward", fit.clock)
 
     def after_backward(self) -> None:
         fit = self._fit
-        fit.hooks("on_after_backward")
-        fit.clock = fit.timing.add("backward", fit.clock)
-
-    def begin(self) -> None:
-        """Start the clock of this micro-batch."""
-        self._fit.clock = perf_counter()
+        if "on_after_backward" in fit.hooks.active:
+            fit.hooks("on_after_backward")
+        if fit.timing.on:
+            fit.clock = fit.timing.add_sampled("backward", fit.clock)

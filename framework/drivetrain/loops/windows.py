@@ -39,7 +39,7 @@ class Windows:
     def __iter__(self) -> Iterator[Window]:
         timing, reader, k = self.fit.timing, self.reader, self.accumulate
         while True:
-            clock = perf_counter()
+            clock = perf_counter() if timing.on else 0.0
             batches: list[MicroBatch] = []
             for micro in reader:
                 batches.append(micro)
@@ -51,7 +51,8 @@ class Windows:
                 if agreed is None:
                     return
                 total = agreed
-            timing.add("data", clock)
+            if timing.on:
+                timing.add_sampled("data", clock)
             if not batches:
                 return
             yield Window(batches, total)

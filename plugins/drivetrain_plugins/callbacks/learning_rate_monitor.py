@@ -99,14 +99,15 @@ def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
     schedulers: dict[int, Any] = {}
     for config in trainer.lr_scheduler_configs:
         schedulers.setdefault(id(config.scheduler.optimizer), config)
-    named, seen = [], Counter[str]()
+    named: list[tuple[str, Optimizer, str]] = []
+    seen = Counter[str]()
     for wrapper in trainer.optimizers:
         optimizer = getattr(wrapper, "optimizer", wrapper)  # loops may hand out a wrapper for manual optimisation
-        config = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
-        base = (config.name if config is not None else None) or f"lr-{type(optimizer).__name__}"
+        found = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
+        base = (found.name if found is not None else None) or f"lr-{type(optimizer).__name__}"
         name = f"{base}-{seen[base]}" if seen[base] else base
         seen[base] += 1
-        named.append((name, optimizer, "step" if config is None else config.interval))
+        named.append((name, optimizer, "step" if found is None else found.interval))
     return named
 
 

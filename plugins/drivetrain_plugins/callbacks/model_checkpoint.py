@@ -293,7 +293,7 @@ class ModelCheckpoint(Callback):
         if self.save_last and trainer.is_global_zero:
             from drivetrain import checkpoint
 
-            checkpoint.point_last(self.dirpath, name)
+            checkpoint.point_last(str(self.dirpath), name)
         self._delete(trainer, kept.doomed)
         kept.doomed = []
         if self.verbose and trainer.is_global_zero:
@@ -321,7 +321,11 @@ class ModelCheckpoint(Callback):
 
     def _name(self, trainer: Trainer, leaving: list[str]) -> str:
         """A file name that is free, or held by a checkpoint that this save replaces."""
-        values = {**trainer.callback_metrics, "epoch": trainer.current_epoch, "step": trainer.global_step}
+        values: dict[str, Any] = {
+            **trainer.callback_metrics,
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+        }
         name = format_name(self.filename, values, insert_names=self.auto_insert_metric_name)
         if not self.enable_version_counter:
             return f"{name}{EXTENSION}"

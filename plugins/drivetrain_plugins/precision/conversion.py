@@ -32,13 +32,13 @@ def convert_floating(module: nn.Module, dtype: torch.dtype) -> None:
 
 def cast_floating(batch: Any, dtype: torch.dtype) -> Any:
     """The batch, nested as it likes, with its floating-point tensors in ``dtype``; the same object if they are."""
-    if type(batch) in (tuple, list) and all(_settled(item, dtype) for item in batch):
-        return batch
+    if type(batch) in (tuple, list):
+        for item in batch:
+            if type(item) is not torch.Tensor or (item.dtype is not dtype and item.is_floating_point()):
+                break
+        else:
+            return batch
     return apply_to_collection(batch, torch.Tensor, _cast, dtype)
-
-
-def _settled(item: Any, dtype: torch.dtype) -> bool:
-    return isinstance(item, torch.Tensor) and (item.dtype == dtype or not item.is_floating_point())
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

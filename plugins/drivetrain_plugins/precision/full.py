@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain.errors import ConfigurationError, nearest
-from drivetrain.precision import Precision
+from drivetrain.precision import NO_CONTEXT, Precision
 from drivetrain_plugins.precision.conversion import cast_floating, convert_floating, refuse_loss_scale
 
 DTYPES = {"32-true": torch.float32, "64-true": torch.float64, "bf16-true": torch.bfloat16}
@@ -61,5 +61,5 @@ class FullPrecision(Precision):
     def forward_context(self) -> AbstractContextManager[Any]:
         """Tensors that the module creates in a step (noise, masks) get the format too."""
         if torch.get_default_dtype() == self.dtype:
-            return nullcontext()
+            return NO_CONTEXT
         return DefaultDtype(self.dtype)

@@ -1,0 +1,102 @@
+"""The whole command with the real Trainer, on a module that takes no time."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain import app, compare
+from drivetrain.cli import worker
+from drivetrain.cli.options import TrainerOptions
+from drivetrain.cli.request import Request
+from drivetrain.errors import ConfigurationError
+from drivetrain.trainer import Trainer
+
+QUIET = ["callbacks=none", "precision=64-true", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
+
+
+@pytest.fixture
+def tiny(home: Path) -> list[str]:
+    """Words that choose the tiny module and data from a user's own conf folder."""
+    for group, name in (("model", "Tiny"), ("data", "Points")):
+        (home / "own" / group).mkdir(parents=True)
+        (home / "own" / group / "tiny.yaml").write_text(f"_target_: tests.app.tiny.{name}\n")
+    return ["--config-dir", str(home / "own"), "recipe=none", "model=tiny", "data=tiny", *QUIET]
+
+
+def run_of(folder: str) -> dict[str, Any]:
+    """The record in ``folder``."""
+    record = json.loads((Path(folder) / "run.json").read_text())
+    assert isinstance(record, dict)
+    return record
+
+
+def test_two_workers_end_where_one_does(tiny: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.run([*tiny, "strategy=single", "hydra.run.dir=one"]) == 0
+    assert app.run([*tiny, "strategy=ddp", "hydra.run.dir=two"]) == 0
+    one, two = run_of("one"), run_of("two")
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    assert one["global_step"] == two["global_step"] == 6
+    assert len(two["loss_curve"]) == 6
+    assert {"train/loss", "val/loss", "test/loss"} <= set(two["metrics"])
+    assert Path(two["checkpoints"]["last"]).exists()
+    names = {path.name for path in Path("two").iterdir()}
+    assert {".hydra", "run.json", "tensorboard", "checkpoints", "logs"} == names
+    capfd.readouterr()
+    assert compare.main(["one", "two", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert {difference["what"] for difference in told["differences"]} == {
+        "optimizer steps",
+        "loss curve",
+        "metrics",
+        "weights",
+    }
+
+
+def test_a_run_goes_on_predicts_and_says_what_it_cannot(tiny: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    alone = [*tiny, "strategy=single", "logger=none"]
+    assert app.run([*alone, "task=fit", "trainer.max_epochs=1", "hydra.run.dir=part"]) == 0
+    assert app.run([*alone, "task=fit", "resume=auto", "hydra.run.dir=part"]) == 0
+    assert run_of("part")["global_step"] == 6
+    assert app.run([*alone, "task=predict", "resume=part", "hydra.run.dir=guess"]) == 0
+    saved = torch.load("guess/predictions.pt", weights_only=True)
+    assert sum(len(batch) for batch in _tensors(saved)) == 11
+    capfd.readouterr()
+    assert app.run([*alone, "+model.widht=4", "hydra.run.dir=wrong"]) == 2
+    assert "'width'" in capfd.readouterr().err
+    assert run_of("wrong")["status"] == "failed"
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return [tensor for item in items for tensor in _tensors(item)]
+
+
+def test_the_schema_names_arguments_of_the_trainer() -> None:
+    assert set(TrainerOptions.__dataclass_fields__) <= set(inspect.signature(Trainer).parameters)
+
+
+def test_arguments_of_plugins_are_checked_in_the_parent(request_of: Callable[..., Request]) -> None:
+    request = request_of(["strategy=single", "+callbacks.early_stopping={monitor: a, patiense: 3}"])
+    with pytest.raises(ConfigurationError, match=r"patiense.*'patience'"):
+        worker.preload(request.config)
+    worker.preload(request_of(["strategy=ring"]).config)
+
+
+def test_parts_by_name_target_and_with_what_is_missing() -> None:
+    timer = worker.part({"name": "timer", "duration": "00:00:00:05"}, "any", "callbacks")
+    assert type(timer).__name__ == "Timer"
+    own = worker.part({"_target_": "tests.app.tiny.Points"}, "any", "callbacks")
+    assert type(own).__name__ == "Points"
+    with pytest.raises(ConfigurationError, match="monitor"):
+        worker.part({}, "early_stopping", "callbacks")
+    with pytest.raises(ConfigurationError, match="cannot be imported"):
+        worker.build({"_target_": "tests.app.tiny.Nothing"}, "model")

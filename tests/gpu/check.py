@@ -1,0 +1,101 @@
+"""Checks that need GPUs, run by hand on a machine with two: ``python -m tests.gpu.check``.
+
+Each line ends with what was seen; the command exits with 1 if anything is not as it should be.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from drivetrain import Trainer
+from drivetrain.errors import ConfigurationError
+from tests.runs import QUIET, Classifier, Gan, difference, loader, train
+
+GPU: dict[str, Any] = {"accelerator": "gpu"}
+
+
+def parity() -> str:
+    """ddp and ring over NCCL give single's run in fp64, with accumulation, clipping and an uneven tail."""
+    options: dict[str, Any] = {**GPU, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+    options["validation"] = loader(23, 5, shuffle=False)
+    reference = train(devices=1, **options)
+    assert next(iter(reference.weights.values())).device.type == "cuda"
+    worst = 0.0
+    for strategy in ("ddp", "ring"):
+        run = train(strategy=strategy, devices=2, **options)
+        run.weights = {name: value.to("cuda") for name, value in run.weights.items()}
+        worst = max(worst, *difference(reference, run).values())
+    assert worst < 1e-10, worst
+    return f"largest difference {worst:.1e}"
+
+
+def manual() -> str:
+    """A GAN with two toggled optimizers over NCCL."""
+    reference = train(Gan, **GPU)
+    run = train(Gan, "ring", 2, **GPU)
+    run.weights = {name: value.to("cuda") for name, value in run.weights.items()}
+    worst = max(difference(reference, run).values())
+    assert worst < 1e-10, worst
+    return f"largest difference {worst:.1e}"
+
+
+def mixed(precision: str) -> str:
+    """Mixed precision trains, on one GPU and on two, to about the loss of fp32."""
+    scale = {"loss_scale": 1024.0} if precision == "16-mixed" else {}  # a dynamic scale skips steps to find its size
+    exact = train(Classifier, precision="32-true", max_epochs=6, **GPU).curve[-1][1]
+    one = train(Classifier, precision=precision, max_epochs=6, **GPU, **scale).curve[-1][1]
+    two = train(Classifier, "ring", 2, precision=precision, max_epochs=6, **GPU, **scale).curve[-1][1]
+    assert abs(one - exact) < 0.02 and abs(two - exact) < 0.02, (exact, one, two)
+    return f"last loss {exact:.4f} in fp32, {one:.4f} on one GPU, {two:.4f} on two"
+
+
+class Overflow(Classifier):
+    """One rank's gradient overflows in the third step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if self.global_step == 2 and self.global_rank == self.trainer.world_size - 1 and not hasattr(self, "done"):
+            self.done = True
+            loss = loss * 1e38
+        return loss
+
+
+def overflow() -> str:
+    """An inf on one rank skips the step on all: one step less, and the ranks' weights stay equal."""
+    options = {"precision": "16-mixed", "loss_scale": 1024.0, "nonfinite": "warn", **GPU}
+    plain, run = train(Classifier, "ddp", 2, **options), train(Overflow, "ddp", 2, **options)
+    assert run.steps == plain.steps - 1, (run.steps, plain.steps)
+    assert all(bool(torch.isfinite(value).all()) for value in run.weights.values())
+    return f"{run.steps} steps instead of {plain.steps}"
+
+
+def refusals() -> str:
+    """More GPUs than there are is one sentence before anything starts."""
+    count = torch.cuda.device_count()
+    try:
+        Trainer(strategy="ddp", devices=count + 1, **{**QUIET, **GPU})
+    except ConfigurationError as error:
+        return str(error)
+    raise AssertionError("nothing was refused")
+
+
+def main() -> int:
+    # What starts workers by forking comes first: a process that has used CUDA cannot fork any more.
+    failed = 0
+    checks = [("refusals", refusals), ("parity", parity), ("manual", manual), ("overflow", overflow)]
+    checks += [(f"mixed {p}", lambda p=p: mixed(p)) for p in ("bf16-mixed", "16-mixed")]  # type: ignore[misc]
+    for name, check in checks:
+        try:
+            print(f"{name}: {check()}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"{name}: FAILED\n{traceback.format_exc()}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
