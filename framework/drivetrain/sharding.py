@@ -244,6 +244,7 @@ class BatchSource:
         self.own_stream = not self._sampler and (mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
         self.length = _limited(self.full_length, limit)
+        self.uncounted = self.full_length == float("inf")  # on any rank
 
     def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
         """A loader over the same data set whose batch sampler is ours."""
@@ -294,6 +295,22 @@ class BatchSource:
             return len(counted)
         except (TypeError, NotImplementedError):
             return float("inf")
+
+    def agree_on_length(self, lengths: list[int | float]) -> None:
+        """Learn the ``length`` of every rank: each trains as long as the shortest.
+
+        Raises:
+            ConfigurationError: ranks that share their batches have different numbers of them.
+        """
+        if self.own_stream:
+            self.uncounted = float("inf") in lengths
+            self.length = self.length if self.uncounted else min(lengths)
+        elif len(set(lengths)) > 1:
+            raise ConfigurationError(
+                f"the ranks' loaders have {', '.join(map(str, lengths))} batches: with batch=global every rank must have"
+                " the same data and keeps its part; use batch=per_process and use_distributed_sampler=False for data"
+                " that is split by rank."
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is read; also tells the user's own samplers."""

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain import Callback, Trainer, TrainModule, checkpoint
 from drivetrain_plugins.callbacks.early_stopping import EarlyStopping
+from drivetrain.seeding import seed_everything
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.runs import QUIET, dataset, loader, seeded
 
@@ -138,8 +139,7 @@ def fit(
     else:
         settings.pop("val_check_interval")
     trainer = Trainer(**{**QUIET, "enable_checkpointing": None, **settings, "callbacks": callbacks})
-    torch.manual_seed(11)  # what dropout and noise draw from
-    np.random.seed(11)
+    seed_everything(11)
     trainer.fit(
         module or Everything(),
         data if data is not None else noisy_loader(),

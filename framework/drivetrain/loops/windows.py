@@ -34,7 +34,7 @@ class Windows:
     def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
         self.fit, self.source, self.accumulate = fit, source, accumulate
         self.reader = source.read(start)
-        self.agrees = source.full_length == float("inf") and source.shard.size > 1
+        self.agrees = source.uncounted and source.shard.size > 1
 
     def __iter__(self) -> Iterator[Window]:
         timing, reader, k = self.fit.timing, self.reader, self.accumulate
@@ -61,14 +61,18 @@ class Windows:
         """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""
         strategy = self.fit.strategy
         sizes = [float(m.total) for m in batches] + [0.0] * (self.accumulate - len(batches))
-        mine = torch.tensor(sizes, dtype=torch.float64, device=strategy.device)
+        ended = float(not batches or batches[-1].last)
+        mine = torch.tensor([*sizes, ended], dtype=torch.float64, device=strategy.device)
         seen = [t.tolist() for t in strategy.gather(mine)]
         if self.source.own_stream:
-            common = min(sum(size > 0 for size in rank) for rank in seen)
+            counts = [sum(size > 0 for size in rank[:-1]) for rank in seen]
+            common = min(counts)
             del batches[common:]
+            if batches:  # the last for all where it is the last for one
+                batches[-1].last = any(rank[-1] and n == common for rank, n in zip(seen, counts, strict=True))
             return sum(sum(rank[:common]) for rank in seen) if common else None
         if any(other != seen[0] for other in seen):
-            found = ", ".join(f"rank {rank}: {int(sum(sizes))} samples" for rank, sizes in enumerate(seen))
+            found = ", ".join(f"rank {rank}: {int(sum(sizes[:-1]))} samples" for rank, sizes in enumerate(seen))
             raise TrainingError(
                 f"the ranks read different streams ({found} in the same step): with batch=global every rank must read"
                 " the same stream and keeps its part; use batch=per_process for streams that are split by rank."

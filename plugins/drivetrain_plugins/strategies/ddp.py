@@ -46,7 +46,8 @@ class _Replica(nn.Module):
         return iter(list(found)[::-1]) if self.last_first else found
 
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        return call(batch)
+        # The ticket joins the loss in backward only; seen here, it is not taken for a parameter that is unused.
+        return call(batch), self.ticket * 1.0
 
 
 class DistributedDataParallelStrategy(Strategy):
@@ -107,7 +108,7 @@ class DistributedDataParallelStrategy(Strategy):
             self.weight, self.contributed = 0.0, False
         with nullcontext() if step.last else replicas.no_sync():
             with self.precision.forward_context():
-                loss = replicas(step.call, step.batch)
+                loss, _ = replicas(step.call, step.batch)
             step.zero_grad()
             try:
                 if loss is not None:
@@ -137,6 +138,9 @@ class DistributedDataParallelStrategy(Strategy):
 
     def _join_with_zeros(self) -> None:
         """A rank without a loss must still take part in the reduction that the others are in."""
+        if self.options.find_unused_parameters:
+            (self._replica.ticket * 0.0).backward()  # the others are known to be unused, and counted already
+            return
         touched = torch.stack([(p * 0.0).sum().to(self._replica.ticket.dtype) for _, p in self._trained]).sum()
         (touched.nan_to_num(0.0, 0.0, 0.0) + self._replica.ticket * 0.0).backward()
 
