@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain.checkpoint import from_safe, to_safe
+from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.launch import Job, launch
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def in_workers(trainer: Trainer, request: Request) -> Any:
     with tempfile.TemporaryDirectory(prefix="drivetrain_") as folder:
         launch(
             _work,
-            {"trainer": trainer, "request": request, "folder": folder},
+            # Python's random starts anew in a fork, and all generators do where a worker is none.
+            {"trainer": trainer, "request": request, "folder": folder, "random": {**rng.capture(), "cuda": []}},
             workers=trainer.num_devices,
             num_nodes=trainer.num_nodes,
             node_rank=trainer.node_rank,
@@ -48,6 +49,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
 
     trainer, request, folder = payload["trainer"], payload["request"], Path(payload["folder"])
     trainer.job = job
+    rng.restore(payload["random"])
     result = session.run(trainer, request, job)
     if request.stage == "predict":
         torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")

@@ -120,31 +120,36 @@ class Entry:
         return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger)
 
     def fold(self) -> None:
-        """Bring the pending values into ``total`` and ``weight``."""
+        """Bring the pending values into ``total`` and ``weight``.
+
+        One after the other, so that the rounding does not depend on when it is done: a checkpoint folds too.
+        """
         if not self.pending:
             return
-        values = _stacked([value for value, _ in self.pending])
-        weights = torch.tensor([weight for _, weight in self.pending], dtype=torch.float64)
+        values = _host([value for value, _ in self.pending])
+        weights = [weight for _, weight in self.pending]
         self.pending.clear()
         if self.reduction == "mean":
-            self.total += float(torch.dot(values, weights))
-            self.weight += float(weights.sum())
+            for value, weight in zip(values, weights, strict=True):
+                self.total += value * weight
+                self.weight += weight
         elif self.reduction == "sum":
-            self.total += float(values.sum())
+            for value in values:
+                self.total += value
             self.weight = 1.0
         else:
-            best = float(values.max() if self.reduction == "max" else values.min())
-            better = max if self.reduction == "max" else min
-            self.total = better(self.total, best) if self.weight else best
+            # numpy's and torch's, unlike Python's: NaN wins.
+            best = torch.tensor([*values, self.total] if self.weight else values, dtype=torch.float64)
+            self.total = float(best.max() if self.reduction == "max" else best.min())
             self.weight = 1.0
 
 
-def _stacked(values: list[Any]) -> Tensor:
-    """One-element values as an fp64 vector on the host, with one transfer per device."""
+def _host(values: list[Any]) -> list[float]:
+    """One-element values as numbers, with one transfer per device."""
     tensors = [v.reshape(()) for v in values if isinstance(v, Tensor)]
     if len(tensors) == len(values):
-        return torch.stack([t.double() for t in tensors]).cpu()
-    return torch.tensor([float(v) for v in values], dtype=torch.float64)
+        return torch.stack([t.double() for t in tensors]).tolist()
+    return [float(v) for v in values]
 
 
 class Metrics:
@@ -418,20 +423,28 @@ class Metrics:
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------
     def state_dict(self) -> list[list[Any]]:
-        """This rank's epoch sums so far, as plain data."""
+        """This rank's epoch sums so far and newest values by step, as plain data."""
         state = []
         for (hook, _, _), e in self.entries.items():
             if e.metric is None:
                 e.fold()
                 options = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.reduction, e.loader]
-                state.append([hook, options, e.total, e.weight])
+                steps = [[batch, float(value), weight] for batch, value, weight in e.steps[-1:]]
+                state.append([hook, options, e.total, e.weight, steps])
         return state
 
-    def load_state_dict(self, state: list[list[Any]]) -> None:
-        for hook, options, total, weight in state:
+    def load_state_dict(self, states: list[list[list[Any]]]) -> None:
+        """Take up what :meth:`state_dict` gave on one rank, or on several that this one stands for now."""
+        for hook, options, total, weight, steps in (item for state in states for item in state):
             entry = Entry(*options)
-            entry.total, entry.weight = total, weight
-            self.entries[hook, entry.name, entry.loader] = entry
+            known = self.entries.setdefault((hook, entry.name, entry.loader), entry)
+            if weight and known.weight and known.reduction in ("max", "min"):
+                known.total = (max if known.reduction == "max" else min)(known.total, total)
+            elif weight:
+                known.total, known.weight = known.total + total, known.weight + weight
+            for step in map(tuple, steps):
+                same = known.steps and known.steps[-1][0] == step[0]
+                known.steps = [_joined(known.reduction, known.steps[-1], step) if same else step]
 
 
 def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:

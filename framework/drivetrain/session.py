@@ -242,6 +242,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
             f"train_dataloader gives {len(training)} loaders: give one (a ConcatDataset joins several data sets)."
         )
     trainer.train_source = training[0]
+    training[0].agree_on_length(strategy.communicator.all_gather_plain(training[0].length))
     validates = is_overridden("validation_step", module, TrainModule) and _loader(request, "val") is not None
     validation = sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
@@ -252,6 +253,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
     trainer.fitted = True
     path = snapshot.find(trainer, request.ckpt_path)
     resumed = path is not None
+    trainer.ckpt_path = None if path is None else str(path)
     if path is not None:
         snapshot.restore(trainer, snapshot.read(trainer, path))
     if not strategy.trains:

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.private_random import PrivateRandom
 from drivetrain.strategy import Shard
 
 
@@ -105,8 +106,9 @@ def take(batch: Any, total: int, rows: slice) -> Any:
 class ShardedBatches:
     """Batch sampler that yields this rank's indices of every global batch of an epoch, from a position on."""
 
-    def __init__(self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool) -> None:
+    def __init__(self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool, seed: int | None) -> None:
         self.source, self.shard, self.whole_tail, self.seeded = source, shard, whole_tail, seeded
+        self.seed = seed  # of the global generators for a sampler that may draw from them
         self.epoch = 0
         self.start = 0
         self.limit: int | None = None
@@ -114,7 +116,8 @@ class ShardedBatches:
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.plan.clear()
-        for index, batch in enumerate(self.source):
+        source = self.source if self.seed is None else PrivateRandom(self.source, _mix(self.seed, self.epoch))
+        for index, batch in enumerate(source):
             if self.limit is not None and index >= self.limit:
                 return
             if index < self.start:
@@ -218,6 +221,7 @@ class BatchSource:
     ) -> None:
         self.in_order = in_order
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
+        self.seed = seed
         self.whole_tail = training or shard.lockstep
         self.epoch = 0
         self._sampler: ShardedBatches | None = None
@@ -241,6 +245,7 @@ class BatchSource:
         self.own_stream = not self._sampler and (mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
         self.length = _limited(self.full_length, limit)
+        self.uncounted = self.full_length == float("inf")  # on any rank
 
     def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
         """A loader over the same data set whose batch sampler is ours."""
@@ -267,7 +272,8 @@ class BatchSource:
             source = batches if factor == 1 else _Joined(batches, factor)
         self._batches = source
         seeded = loader.num_workers > 0
-        self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded)
+        foreign = seed if self._order is None else None
+        self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded, foreign)
         options: dict[str, Any] = {
             "num_workers": loader.num_workers,
             "collate_fn": loader.collate_fn,
@@ -291,6 +297,22 @@ class BatchSource:
             return len(counted)
         except (TypeError, NotImplementedError):
             return float("inf")
+
+    def agree_on_length(self, lengths: list[int | float]) -> None:
+        """Learn the ``length`` of every rank: each trains as long as the shortest.
+
+        Raises:
+            ConfigurationError: ranks that share their batches have different numbers of them.
+        """
+        if self.own_stream:
+            self.uncounted = float("inf") in lengths
+            self.length = self.length if self.uncounted else min(lengths)
+        elif len(set(lengths)) > 1:
+            raise ConfigurationError(
+                f"the ranks' loaders have {', '.join(map(str, lengths))} batches: with batch=global every rank must have"
+                " the same data and keeps its part; use batch=per_process and use_distributed_sampler=False for data"
+                " that is split by rank."
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order is read; also tells the user's own samplers."""
@@ -318,19 +340,25 @@ class BatchSource:
     def read(self, start: int = 0) -> Iterator[MicroBatch]:
         """The epoch's batches from number ``start`` on.
 
-        A stream is read up to the state in which an undisturbed reader would be before *this call returns*, so that
-        random numbers restored afterwards meet the same draws.
+        A stream is read again from its beginning, with the random numbers that it had the first time.
         """
         if self.length == 0:
             return iter(())
         if self._sampler is not None:
             return self._read_sampled(start)
-        numbered = enumerate(self.reader)
+        numbered = enumerate(self._repeatable())
         for _ in range(start):
             next(numbered, None)
         if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
+
+    def _repeatable(self) -> Iterable[Any]:
+        if isinstance(self.reader, (list, tuple)):
+            return self.reader
+        reader_seed = _mix(_mix(self.seed, self.epoch), 2 * self.index + self.training)
+        seed = _mix(reader_seed, self.shard.rank if self.own_stream else 0)
+        return PrivateRandom(self.reader, seed, opening=getattr(self.reader, "num_workers", 0) > 0)
 
     def _read_sampled(self, start: int) -> Iterator[MicroBatch]:
         sampler = self._sampler

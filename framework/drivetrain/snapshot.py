@@ -11,9 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from drivetrain import checkpoint as store
 from drivetrain.checkpoint import rng
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, TrainingError
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """``(shared, own)`` of the run as it stands between two steps."""
     fit, module = trainer.fit_loop, trainer.lightning_module
+    if fit is not None and not weights_only:
+        if not fit.between_steps:
+            raise TrainingError(
+                f"a checkpoint after batch {fit.batch} of epoch {fit.epoch} would lose the gradients of a window that"
+                f" is not complete (accumulate_grad_batches={trainer.accumulate_grad_batches}): save where"
+                " trainer.global_step has changed, or with weights_only=True."
+            )
+        fit.boundary.agree(fit.metrics)  # the losses of the steps since the last boundary belong to the curve
+        fit.keep_log_boundary()
     optimizers = [] if weights_only or fit is None else fit.optimizers
     state = trainer.strategy.state_dict(optimizers)
     shared: dict[str, Any] = {
@@ -41,9 +52,14 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
         if trainer.datamodule is not None:
             shared["datamodule"] = trainer.datamodule.state_dict()
             shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+        shared["metrics"] = {
+            "epoch": trainer.strategy.communicator.all_gather_plain(fit.metrics.state_dict()),
+            "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
+            "progress_bar": dict(trainer.progress_bar_metrics),
+        }
         own = {
             "rng": rng.capture(),
-            "metrics": fit.metrics.state_dict(),
             "strategy": trainer.strategy.own_state(),
         }
     trainer.hooks.of_callbacks("on_save_checkpoint", shared)
@@ -134,8 +150,8 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             callback.load_state_dict(shared["callbacks"][callback.state_key])
     if trainer.datamodule is not None and "datamodule" in shared:
         trainer.datamodule.load_state_dict(shared["datamodule"])
+    _restore_metrics(trainer, shared["metrics"])
     if loaded.own:
-        fit.metrics.load_state_dict(loaded.own["metrics"])
         trainer.strategy.load_own_state(loaded.own["strategy"])
         trainer.random_state = loaded.own["rng"]
     elif trainer.is_global_zero:
@@ -144,6 +160,18 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
             stacklevel=2,
         )
+
+
+def _restore_metrics(trainer: Trainer, saved: dict[str, Any]) -> None:
+    communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
+    if len(saved["epoch"]) == communicator.world_size:
+        metrics.load_state_dict([saved["epoch"][communicator.rank]])
+    elif communicator.rank == 0:  # of another number of ranks: one of these takes what those had
+        metrics.load_state_dict(saved["epoch"])
+    for name in ("callback", "logged"):
+        values = {key: torch.tensor(value, dtype=torch.float64) for key, value in saved[name].items()}
+        setattr(trainer, f"{name}_metrics", values)
+    trainer.progress_bar_metrics = dict(saved["progress_bar"])
 
 
 def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:

@@ -137,6 +137,11 @@ class TrainerState:
         return self.fit_loop is not None and self.fit_loop.is_last_batch
 
     @property
+    def between_steps(self) -> bool:
+        """False among the micro-batches of an accumulation window, where a checkpoint would lose gradients."""
+        return self.fit_loop is None or self.fit_loop.between_steps
+
+    @property
     def last_batch_size(self) -> int:
         return 0 if self.fit_loop is None else self.fit_loop.last_batch_size
 

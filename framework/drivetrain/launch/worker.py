@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import io
+import multiprocessing
 import os
 import pickle
 import re
@@ -59,6 +60,8 @@ def run(assignment: Assignment) -> bytes:
     job = place(assignment.job)
     log = _redirect(assignment.log_dir, job)
     set_current_job(job)
+    # Where loader processes put their sockets: else Python makes a folder that stays when a worker does not end well.
+    multiprocessing.current_process()._config["tempdir"] = str(assignment.folder)  # type: ignore[attr-defined]
     try:
         if assignment.threads:
             import torch

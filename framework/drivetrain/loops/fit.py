@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.evaluate import Abandoned, takes
@@ -36,7 +37,9 @@ class FitLoop:
         batch: micro-batches of this epoch that are done.
         global_step: optimizer steps done (a step of several optimizers on one batch counts once).
         validated: whether the validation that is due after micro-batch ``batch`` has run.
-        ended: whether the epoch's end hooks have run.
+        ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
+        logged: the last step at which metrics were written because a log boundary fell on it.
+        between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
     """
 
@@ -54,12 +57,15 @@ class FitLoop:
         self.global_step = 0
         self.validated = False
         self.ended = False
+        self.logged = 0
+        self.between_steps = True
         self.batches_seen = 0
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._watches = False  # whether a scheduler reads a metric after every step
+        self.plateau_due = False  # whether it still has to, after the step that was made last
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -101,11 +107,20 @@ class FitLoop:
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
-        while not self._done():
+        while self._unfinished() or not self._done():
             self._epoch()
         self.timing.total += perf_counter() - self.timing.started
         trainer.training = True
         hooks("on_train_end")
+
+    def _unfinished(self) -> bool:
+        """Whether a run was resumed within an epoch, of which at least the end is to be done, also after the last step."""
+        trainer = self.trainer
+        return (
+            self.resumed
+            and (trainer.max_epochs == -1 or self.epoch < trainer.max_epochs)
+            and (trainer.max_steps == -1 or self.global_step <= trainer.max_steps)
+        )
 
     def _done(self) -> bool:
         trainer = self.trainer
@@ -133,8 +148,7 @@ class FitLoop:
         else:
             complete = self._batches()
             self.metrics.batch = None
-            self.ended = complete
-            self._end_epoch()
+            self._end_epoch(complete)
         if not complete:
             self.cut = True
             return
@@ -152,9 +166,10 @@ class FitLoop:
         hooks("on_train_epoch_start")
         windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
         trainer.restore_random_state()
-        if resumed and self.batch and not self.validated and self._validation_due(self.is_last_batch):
-            self._validate()
         self._broken = False
+        if resumed and self.batch:  # the checkpoint may be of a moment before any of this
+            self.keep_log_boundary()
+            self._after_batches(self.batch - 1)
         try:
             self.strategy.run_epoch(self, windows)
         except EndEpoch:
@@ -168,7 +183,7 @@ class FitLoop:
                 )
         return not self._broken or self.is_last_batch
 
-    def _end_epoch(self) -> None:
+    def _end_epoch(self, complete: bool) -> None:
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
@@ -176,7 +191,9 @@ class FitLoop:
         exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
         trainer.publish(exchange, step=self.global_step - 1)
         trainer.publish(metrics.torchmetrics(exchange.columns), step=self.global_step - 1)
-        metrics.reset()
+        self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
+        if complete:
+            metrics.reset()
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
         self._obey(boundary.signal)
@@ -184,6 +201,9 @@ class FitLoop:
     def __call__(self, source: Iterable[Window], *, inner: bool = False) -> None:
         """The batch loop (:class:`drivetrain.strategy.Run`)."""
         self._inner = inner
+        if not inner and self._done_in_epoch():  # a checkpoint of the moment in which training was stopped
+            self._broken = True
+            return
         for window in source:
             self._window(window)
             if not inner and self._done_in_epoch():
@@ -229,8 +249,10 @@ class FitLoop:
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
+            self.between_steps = number == final
             if number == final and self._stepped and not self._inner:
                 self._count()
+                self.boundary.record(self.global_step, *_mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
                 self._step_schedulers("epoch", self.epoch + 1, plateau=False)
             self.batch = micro.index + 1
@@ -239,7 +261,7 @@ class FitLoop:
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.output, batch, step.index)
         if not self._inner:
-            self._after_window(steps)
+            self._after_batches(steps[-1].index)
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
@@ -344,6 +366,7 @@ class FitLoop:
                 self.module.optimizer_zero_grad(self.epoch, self.batch, optimizer)
 
     def _drop_gradients(self, steps: list[MicroStep]) -> None:
+        self.between_steps = True
         if len(steps) > 1:
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
@@ -353,30 +376,41 @@ class FitLoop:
         self.strategy.after_step(self.global_step)
         if self.trainer.lr_scheduler_configs:
             self._step_schedulers("step", self.global_step, plateau=False)
+            self.plateau_due = self._watches and bool(self._schedulers_due("step", self.global_step, plateau=True))
 
-    def _after_window(self, steps: list[MicroStep]) -> None:
+    def _after_batches(self, index: int) -> None:
+        """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
-        if self._stepped:
-            boundary.record(self.global_step, *_mean_loss(steps))
-        watched = self._watches and self._stepped and bool(self._schedulers_due("step", self.global_step, plateau=True))
-        if self.global_step >= boundary.next_step or boundary.wish_pending() or watched:
-            self._agree(steps[-1].index, watched)
-        if self.trainer.validation is not None and self._validation_due(self.is_last_batch):
+        if self.global_step >= boundary.next_step or boundary.wish_pending() or self.plateau_due:
+            self._agree(index)
+        if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
             self._validate()
-        if watched:
+        if self.plateau_due:
+            self.plateau_due = False
             self._step_schedulers("step", self.global_step, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
 
     # -- boundaries ---------------------------------------------------------------------------------------------
-    def _agree(self, index: int, watched: bool = False) -> None:
+    def _log_due(self) -> bool:
+        return self.global_step != self.logged and self.global_step % self.trainer.log_every_n_steps == 0
+
+    def keep_log_boundary(self) -> None:
+        """Have metrics written after this step although the ranks agreed for another reason, if a log boundary is here."""
+        if self._log_due():
+            self.boundary.next_step = self.global_step
+
+    def _agree(self, index: int) -> None:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
-        where they are ``watched`` by a scheduler that steps now; they are written at log boundaries only."""
+        where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
         clock = perf_counter()
-        at_log = self.global_step % trainer.log_every_n_steps == 0
-        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log or watched else None)
-        if at_log or watched:
+        at_log = self._log_due()
+        known = at_log or self.plateau_due
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if known else None)
+        if at_log:
+            self.logged = self.global_step
+        if known:
             trainer.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
 
@@ -404,10 +438,12 @@ class FitLoop:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
         if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
             self.hooks.of_module("on_validation_model_zero_grad")
+        random_state = rng.capture()
         try:
             self.trainer.validate_within_fit()
         except Abandoned as stop:
             self.validated = False
+            rng.restore(random_state)  # the checkpoint made now is of the moment before it
             self._obey(stop.signal)
         self.boundary.agree_to_stop(self.metrics)
         self._obey(self.boundary.signal)
@@ -450,6 +486,9 @@ class FitLoop:
             "global_step": self.global_step,
             "validated": self.validated,
             "ended": self.ended,
+            "logged": self.logged,
+            "plateau_due": self.plateau_due,
+            "stop": self.boundary.stop and self.boundary.stop_reason is None,  # a time limit may be another next time
             "is_last_batch": self.is_last_batch,
             "batches_seen": self.batches_seen,
             "seconds": self.boundary.agreed_seconds,
@@ -458,7 +497,9 @@ class FitLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
-        self.validated, self.ended = state["validated"], state["ended"]
+        self.validated, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
+        self.plateau_due = state["plateau_due"]
+        self.trainer.should_stop = self.boundary.stop = state["stop"]
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]

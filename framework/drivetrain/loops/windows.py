@@ -34,7 +34,7 @@ class Windows:
     def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
         self.fit, self.source, self.accumulate = fit, source, accumulate
         self.reader = source.read(start)
-        self.agrees = source.full_length == float("inf") and source.shard.size > 1
+        self.agrees = source.uncounted and source.shard.size > 1
 
     def __iter__(self) -> Iterator[Window]:
         timing, reader, k = self.fit.timing, self.reader, self.accumulate

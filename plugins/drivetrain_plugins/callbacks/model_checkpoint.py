@@ -216,6 +216,8 @@ class ModelCheckpoint(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if not trainer.between_steps:
+            return  # among the micro-batches of a window nothing can be saved
         step = self.every_n_train_steps
         due = step > 0 and trainer.global_step % step == 0
         if self._seconds is not None:
@@ -255,13 +257,15 @@ class ModelCheckpoint(Callback):
     def save_now(self, trainer: Trainer) -> str:
         """Save where training stands, whatever is due; all ranks call it at the same step. Returns the path.
 
-        The checkpoint is the newest and no more: it takes no place among the top k and goes with the next save.
+        The checkpoint is the newest and no more: it takes no place among the top k and goes with the next save. What
+        is due at this step is still due after resuming.
         """
         if trainer.fast_dev_run or self.dirpath is None:
             return ""
         if trainer.global_step != self._saved_at or not self._kept.newest:
             name = self._name(trainer, self._retention.leaving(self._kept, enters=False))
-            self._commit(trainer, self._retention.after(self._kept, name, self._kept.current, enters=False), name)
+            kept = self._retention.after(self._kept, name, self._kept.current, enters=False)
+            self._commit(trainer, kept, name, saved_at=self._saved_at)
         return self._path(self._kept.newest)
 
     # -- what ---------------------------------------------------------------------------------------------------
@@ -275,10 +279,10 @@ class ModelCheckpoint(Callback):
         name = self._name(trainer, self._retention.leaving(self._kept, enters))
         self._commit(trainer, self._retention.after(self._kept, name, score, enters), name)
 
-    def _commit(self, trainer: Trainer, kept: Kept, name: str) -> None:
+    def _commit(self, trainer: Trainer, kept: Kept, name: str, saved_at: int | None = None) -> None:
         """Save, then move ``last``, then delete. The new state is in the checkpoint, so it is set before."""
         before, self._kept = self._kept, kept
-        step_before, self._saved_at = self._saved_at, trainer.global_step
+        step_before, self._saved_at = self._saved_at, trainer.global_step if saved_at is None else saved_at
         elsewhere, self._elsewhere = self._elsewhere, "" if kept.best else self._elsewhere
         try:
             trainer.save_checkpoint(Path(self._path(name)), weights_only=self.save_weights_only)
@@ -358,6 +362,7 @@ class ModelCheckpoint(Callback):
             "dirpath": self.dirpath,
             "best_model_path": self.best_model_path,
             "saved_at": self._saved_at,
+            "names": sorted(self._names),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -371,6 +376,9 @@ class ModelCheckpoint(Callback):
         moved = state_dict["dirpath"] != self.dirpath and kept.best not in self._names
         self._elsewhere = state_dict["best_model_path"] if moved else ""
         self._kept = Kept() if moved else kept
+        if not moved:
+            # What came later is of the steps that are trained again: the same checkpoints come again in its place.
+            self._names &= {*state_dict["names"], *kept.scores, kept.best, kept.newest, kept.spare}
 
 
 def _score_tensor(score: float) -> torch.Tensor:

@@ -39,6 +39,11 @@ class _Replica(nn.Module):
         first = next(p for p in module.parameters() if p.requires_grad)
         dtype = torch.float32 if first.dtype in _HALF else first.dtype
         self.ticket = nn.Parameter(torch.zeros((), dtype=dtype, device=first.device))
+        self.last_first = False
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        found = super().named_modules(*args, **kwargs)
+        return iter(list(found)[::-1]) if self.last_first else found
 
     def forward(self, call: Callable[[Any], Any], batch: Any) -> tuple[Any, torch.Tensor]:
         # The ticket leaves with the outputs: where unused parameters are looked for it would else count as one.
@@ -67,6 +72,7 @@ class DistributedDataParallelStrategy(Strategy):
             self._broadcast(module)
             return
         self._replica = _Replica(module)
+        self._replica.last_first = not self.options.find_unused_parameters
         self._replicas = DistributedDataParallel(
             self._replica,
             **_NO_BUFFER_BROADCAST,  # a collective per step; consensus() averages them where they are read
@@ -75,6 +81,12 @@ class DistributedDataParallelStrategy(Strategy):
             static_graph=self.options.static_graph,
             gradient_as_bucket_view=self.options.gradient_as_bucket_view,
         )
+        self._replica.last_first = False
+        # Left alone, the first step has one bucket and later ones those of the order in which its gradients came. Sums
+        # of three and more are rounded by their place in a bucket, so a resumed run would part from the undisturbed
+        # one. The buckets are therefore made now and for good, the last layers' first, as backward comes to them.
+        self._replicas.reducer._push_all_rebuilt_params()
+        self._replicas.reducer._rebuild_buckets()
         self.register_hook(self._replicas)
 
     def register_hook(self, replicas: DistributedDataParallel) -> None:

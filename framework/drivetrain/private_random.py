@@ -1,0 +1,67 @@
+"""Reading data with random generators of its own, so that the same numbers come again when an epoch is read again.
+
+What a user's stream or sampler draws from the global generators would depend on what training drew meanwhile, and on
+how far ahead the reader was when a checkpoint was made; on ranks that read the same stream it would differ.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class PrivateRandom:
+    """``iterable``, read with the generators of torch's CPU, Python and numpy seeded by ``seed``; those that others
+    use stay untouched. ``opening``: only making the iterator draws (loader processes get their seeds there)."""
+
+    def __init__(self, iterable: Iterable[Any], seed: int, opening: bool = False) -> None:
+        self.iterable, self.seed, self.opening = iterable, seed, opening
+
+    def __iter__(self) -> Iterator[Any]:
+        own: list[Any] = []
+        with _swapped(own):
+            torch.random.default_generator.manual_seed(self.seed)
+            random.seed(self.seed)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(self.seed & 0xFFFFFFFF)
+            iterator = iter(self.iterable)
+        if self.opening:
+            yield from iterator
+            return
+        while True:
+            with _swapped(own):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+
+@contextmanager
+def _swapped(own: list[Any]) -> Iterator[None]:
+    """Put ``own`` (empty: leave what is there) in the generators' place, and keep there what they come to be."""
+    outer = _states()
+    if own:
+        _set(own)
+    try:
+        yield
+    finally:
+        own[:] = _states()
+        _set(outer)
+
+
+def _states() -> list[Any]:
+    numpy = sys.modules.get("numpy")
+    return [torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()]
+
+
+def _set(states: list[Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])

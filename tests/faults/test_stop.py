@@ -1,0 +1,96 @@
+"""A signal stops a run within seconds, with a checkpoint from which it goes on to the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from drivetrain import checkpoint
+from tests.faults.programs import Slow, train
+from tests.launch.programs import all_gone, descendants, forked, wait_for
+from tests.resume.runs import assert_same
+
+WITHIN = 5.0
+
+
+def _go_on(folder: Path, strategy: str, devices: int) -> None:
+    tempfile.tempdir = os.fspath(folder / "temporary")  # nobody is left to remove what a killed launcher had there
+    os.makedirs(tempfile.tempdir, exist_ok=True)
+    train(folder, strategy, devices, Slow(folder, "train", 0, 0.03), resume="auto")
+
+
+def _stopped(folder: Path, signum: int, moment: str, step: int, strategy: str, devices: int) -> None:
+    """Send ``signum`` to the run's process group, as a terminal does, when it has reached ``moment``."""
+    slow = Slow(folder, moment, step)
+    with forked(train, folder, strategy, devices, slow) as process:
+        assert process.pid is not None
+        wait_for(*(folder / f"reached_{rank}" for rank in range(devices)))
+        below = descendants(process.pid)
+        began = time.monotonic()
+        os.killpg(
+            process.pid, signum
+        )  # workers have groups of their own, so a terminal's Ctrl-C reaches the parent only
+        process.join(WITHIN + 5)
+        assert time.monotonic() - began < WITHIN
+        assert process.exitcode == 128 + signum
+        assert all_gone(below, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("moment", "signum", "strategy", "devices"),
+    [
+        ("train", signal.SIGINT, "single", 1),
+        ("validation", signal.SIGTERM, "single", 1),
+        ("train", signal.SIGTERM, "ddp", 2),
+        ("validation", signal.SIGINT, "ring", 2),
+    ],
+)
+def test_stopped_and_resumed(moment: str, signum: int, strategy: str, devices: int, tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir()
+    stopped.mkdir()
+    train(whole, strategy, devices)
+    _stopped(stopped, signum, moment, 3, strategy, devices)
+    last = checkpoint.find.resolve("last", stopped / "checkpoints")
+    assert last is not None
+    assert checkpoint.load(last).meta["global_step"] >= 3
+    assert not (stopped / "end.ckpt").exists()
+    train(stopped, strategy, devices, resume="last")
+    assert_same(whole, stopped, devices, best=False)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ring", 2)])
+def test_stopped_before_the_first_step(strategy: str, devices: int, tmp_path: Path) -> None:
+    _stopped(tmp_path, signal.SIGTERM, "sanity", 0, strategy, devices)
+    assert checkpoint.find.resolve("auto", tmp_path / "checkpoints") is None
+    train(tmp_path, strategy, devices, resume="auto", max_steps=1)
+    assert (tmp_path / "end.ckpt").exists()
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
+def test_killed_at_random_moments(strategy: str, devices: int, tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    train(whole, strategy, devices)
+    chance = random.Random(devices)
+    for _ in range(5):
+        (killed / "reached_0").unlink(missing_ok=True)
+        with forked(_go_on, killed, strategy, devices) as process:
+            assert process.pid is not None
+            wait_for(killed / "reached_0")
+            time.sleep(chance.uniform(0, 0.4))
+            below = descendants(process.pid)
+            process.kill()
+            process.join()
+            assert all_gone(below, 3.0)
+        if (killed / "end.ckpt").exists():
+            break
+    train(killed, strategy, devices, resume="auto")
+    assert_same(whole, killed, devices, best=False)
