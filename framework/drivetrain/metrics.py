@@ -355,6 +355,14 @@ class Metrics:
             if entry.on_step and entry.steps and entry.steps[-1][0] == batch
         }
 
+    def latest_columns(self) -> dict[str, Column]:
+        """Contributions of the last values that are logged on step only: to be known after an epoch, not written."""
+        return {
+            entry.forked("step"): replace(entry.column(entry.steps[-1]), logger=False)
+            for entry in self.entries.values()
+            if entry.on_step and not entry.on_epoch and entry.steps and entry.metric is None
+        }
+
     def epoch_columns(self) -> dict[str, Column]:
         """Contributions of the epoch's values."""
         columns = {}

@@ -173,7 +173,7 @@ class FitLoop:
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
-        exchange = boundary.agree(metrics, metrics.epoch_columns())
+        exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
         trainer.publish(exchange, step=self.global_step - 1)
         trainer.publish(metrics.torchmetrics(exchange.columns), step=self.global_step - 1)
         metrics.reset()
