@@ -1,4 +1,4 @@
-"""What a rank reads: any kind of loader, split so that the number of workers changes nothing, in training and evaluation."""
+"""What a rank reads: any kind of loader, split so that the number of workers changes nothing."""
 
 from __future__ import annotations
 

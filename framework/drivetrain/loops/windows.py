@@ -28,8 +28,8 @@ class Windows:
     """Iterates the windows of ``source`` from batch ``start`` on; the last window of an epoch may be short.
 
     Ranks that read a stream of unknown length, or batches of their own, agree on each window that there is one for all
-    and how many samples it has (one small gather a step): batches of their own end for all with the shortest; ranks that
-    read a common stream must see the same.
+    and how many samples it has (one small gather a step): batches of their own end for all with the shortest; ranks
+    that read a common stream must see the same.
     """
 
     def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
