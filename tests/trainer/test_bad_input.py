@@ -156,12 +156,9 @@ def test_callbacks_with_one_key() -> None:
 def test_a_checkpoint_that_is_not_there(stage: str, tmp_path: Path) -> None:
     trainer = Trainer(**QUIET, max_epochs=1, precision="64-true", default_root_dir=tmp_path)
     with pytest.raises((CheckpointError, ConfigurationError), match="missing"):
-        if stage == "fit":
-            trainer.fit(Classifier(), loader(), ckpt_path=tmp_path / "missing")
-        else:
-            trainer.test(Classifier(), loader(), ckpt_path=tmp_path / "missing", verbose=False)
+        getattr(trainer, stage)(Classifier(), loader(), ckpt_path=tmp_path / "missing")
     for spec in ("best", "last"):
-        with pytest.raises((CheckpointError, ConfigurationError), match="there is no (complete|best) checkpoint|best"):
+        with pytest.raises((CheckpointError, ConfigurationError), match=r"there is no (complete|best) checkpoint|best"):
             trainer.test(Classifier(), loader(), ckpt_path=spec, verbose=False)
 
 
@@ -231,7 +228,7 @@ def test_a_loss_without_parameters_on_two_ranks() -> None:
             skips = batch_idx == 3 and self.global_rank == 1
             return None if skips else self.loss(batch)
 
-    with pytest.raises(DrivetrainError, match="parameters without a gradient on rank .*: never.weight, never.bias"):
+    with pytest.raises(DrivetrainError, match=r"parameters without a gradient on rank .*: never.weight, never.bias"):
         train(Unused, "ddp", 2, max_epochs=1)
     assert train(Unused, {"name": "ddp", "find_unused_parameters": True}, 2, max_epochs=1).steps == 7
 
