@@ -309,7 +309,7 @@ class BatchSource:
             self.length = self.length if self.uncounted else min(lengths)
         elif len(set(lengths)) > 1:
             raise ConfigurationError(
-                f"the ranks' loaders have {', '.join(map(str, lengths))} batches: with batch=global every rank must have"
+                f"the ranks' loaders have {', '.join(map(str, lengths))} batches: with batch=global every rank must get"
                 " the same data and keeps its part; use batch=per_process and use_distributed_sampler=False for data"
                 " that is split by rank."
             )

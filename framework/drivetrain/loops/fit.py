@@ -114,7 +114,7 @@ class FitLoop:
         hooks("on_train_end")
 
     def _unfinished(self) -> bool:
-        """Whether a run was resumed within an epoch, of which at least the end is to be done, also after the last step."""
+        """Whether a run was resumed within an epoch, of which at least the end is to be done, also at the end."""
         trainer = self.trainer
         return (
             self.resumed
@@ -396,7 +396,7 @@ class FitLoop:
         return self.global_step != self.logged and self.global_step % self.trainer.log_every_n_steps == 0
 
     def keep_log_boundary(self) -> None:
-        """Have metrics written after this step although the ranks agreed for another reason, if a log boundary is here."""
+        """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
         if self._log_due():
             self.boundary.next_step = self.global_step
 
