@@ -1,6 +1,8 @@
 """Our ring all-reduce against the transport's own: interleaved repeats, medians of the slowest rank, and their ratio.
 
-Processor time per rank is shown too: on a machine that others share it says more than the time that passed.
+Both run in a thread that does nothing else, as the hook that averages gradients does: the scheduler would make a thread
+that has just filled the tensor wait for others. Processor time per rank and the shortest times are shown too: on a
+machine that others share they say more than the median of the time that passed.
 """
 
 from __future__ import annotations
@@ -15,10 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.comm.execute import SEGMENT_BYTES
+
+if TYPE_CHECKING:
+    import torch
 
 Row = dict[str, float]
 
@@ -30,11 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=_numbers(int), default=[2, 4], help="numbers of ranks: 2,4")
     parser.add_argument("--repeats", type=int, default=11, help="timed pairs per size; the median counts (11)")
     parser.add_argument("--backend", choices=["gloo", "nccl"], default="gloo", help="nccl: one GPU per rank")
-    parser.add_argument("--segment-mb", type=float, default=None, help="longest message of our ring over Gloo, in MiB")
+    parser.add_argument(
+        "--segment-mb",
+        type=_numbers(float),
+        default=[SEGMENT_BYTES / 2**20],
+        help="longest message of our ring over Gloo, in MiB; several are compared in the same repeats: 2,8,1000",
+    )
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
     options = parser.parse_args(argv)
-    if options.repeats < 1 or min(options.ranks) < 2 or min(options.sizes) <= 0:
-        parser.error("--repeats and --sizes must be positive and --ranks at least 2")
+    if options.repeats < 1 or min(options.ranks) < 2 or min(*options.sizes, *options.segment_mb, 1) <= 0:
+        parser.error("--repeats, --sizes and --segment-mb must be positive and --ranks at least 2")
     if options.backend == "gloo":
         # One machine is measured: loopback, and one compute thread per rank as workers of one machine have.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -44,17 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(rows))
         return 0
     name = options.backend
-    print(f"{'ranks':>5} {'MB':>6} {name + ' ms':>9} {'ring ms':>9} {'ratio':>6} {name + ' cpu':>9} {'ring cpu':>9}")
+    titles = [f"{name} ms", "ring ms", "ratio", f"{name} min", "ring min", f"{name} cpu", "ring cpu"]
+    print(f"{'ranks':>5} {'MB':>6} {'segment':>7} " + " ".join(f"{title:>8}" for title in titles))
     for row in rows:
         print(
-            f"{row['ranks']:5.0f} {row['megabytes']:6g} {row['native_ms']:9.2f} {row['ring_ms']:9.2f} "
-            f"{row['ratio']:6.2f} {row['native_cpu_ms']:9.2f} {row['ring_cpu_ms']:9.2f}"
+            f"{row['ranks']:5.0f} {row['megabytes']:6g} {row['segment_mb']:7g} {row['native_ms']:8.2f} "
+            f"{row['ring_ms']:8.2f} {row['ratio']:8.2f} {row['native_min_ms']:8.2f} {row['ring_min_ms']:8.2f} "
+            f"{row['native_cpu_ms']:8.2f} {row['ring_cpu_ms']:8.2f}"
         )
     return 0
 
 
 def measure(world_size: int, options: argparse.Namespace) -> list[Row]:
-    """One row per size: medians over the repeats of the slowest rank's time.
+    """One row per size and segment length: medians over the repeats of the slowest rank's time.
 
     Raises:
         RuntimeError: a rank failed; its own traceback is on standard error.
@@ -90,7 +105,7 @@ def _rank(rank: int, world_size: int, folder: str, results: Connection | None, o
     import torch.distributed as dist
 
     from drivetrain.comm.communicator import Communicator
-    from drivetrain.comm.execute import SEGMENT_BYTES, Executor
+    from drivetrain.comm.execute import Executor
     from drivetrain.comm.schedule import ring
 
     device = torch.device("cpu")
@@ -102,9 +117,12 @@ def _rank(rank: int, world_size: int, folder: str, results: Connection | None, o
         options["backend"], init_method=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5)
     )
     comm = Communicator(dist.group.WORLD, device)
-    segment = options["segment_mb"]
-    segment_bytes = SEGMENT_BYTES if segment is None else int(segment * 2**20)
-    ours = Executor(ring(world_size), comm, segment_bytes=segment_bytes)
+    segments = options["segment_mb"]
+    operations: list[Callable[[torch.Tensor], object]] = [
+        comm.all_reduce,
+        *(Executor(ring(world_size), comm, segment_bytes=int(segment * 2**20)) for segment in segments),
+    ]
+    thread = ThreadPoolExecutor(1, initializer=_own_device, initargs=(device.type == "cuda", rank))
 
     def timed(operation: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> tuple[float, float]:
         tensor.fill_(1.0)
@@ -112,7 +130,7 @@ def _rank(rank: int, world_size: int, folder: str, results: Connection | None, o
         if device.type == "cuda":
             torch.cuda.synchronize()
         started, cpu = time.perf_counter(), time.process_time()
-        operation(tensor)
+        thread.submit(operation, tensor).result()
         if device.type == "cuda":
             torch.cuda.synchronize()
         took = time.perf_counter() - started, time.process_time() - cpu
@@ -125,23 +143,39 @@ def _rank(rank: int, world_size: int, folder: str, results: Connection | None, o
         tensor = torch.empty(max(1, int(megabytes * 1e6) // 4), device=device)
         times = []
         for repeat in range(options["repeats"] + 1):
-            # Turn the order each time, so that neither always follows the other.
-            if repeat % 2:
-                native = timed(comm.all_reduce, tensor)
-                mine = timed(ours, tensor)
-            else:
-                mine = timed(ours, tensor)
-                native = timed(comm.all_reduce, tensor)
-            times.append([*native, *mine])
+            # Start with another one each time, so that none always follows the same load.
+            first = repeat % len(operations)
+            took = {i: timed(operations[i], tensor) for i in (*range(first, len(operations)), *range(first))}
+            times.append([took[i] for i in range(len(operations))])
         # The first round prepares buffers and connections.
-        slowest = torch.stack(comm.all_gather(torch.tensor(times[1:], dtype=torch.float64, device=device))).amax(0)
-        medians = [statistics.median(column) * 1e3 for column in slowest.T.tolist()]
-        names = ("native_ms", "native_cpu_ms", "ring_ms", "ring_cpu_ms")
-        row = {"ranks": world_size, "megabytes": megabytes, **dict(zip(names, medians, strict=True))}
-        rows.append({**row, "ratio": row["ring_ms"] / row["native_ms"]})
+        mine = torch.tensor(times[1:], dtype=torch.float64, device=device)
+        slowest = torch.stack(comm.all_gather(mine)).amax(0).movedim(0, -1).mul(1e3).tolist()
+        native, cpu = slowest[0]
+        for segment, (ring_times, ring_cpu) in zip(segments, slowest[1:], strict=True):
+            row = {
+                "ranks": world_size,
+                "megabytes": megabytes,
+                "segment_mb": segment,
+                "native_ms": statistics.median(native),
+                "native_min_ms": min(native),
+                "native_cpu_ms": statistics.median(cpu),
+                "ring_ms": statistics.median(ring_times),
+                "ring_min_ms": min(ring_times),
+                "ring_cpu_ms": statistics.median(ring_cpu),
+            }
+            rows.append({**row, "ratio": row["ring_ms"] / row["native_ms"]})
+    thread.shutdown()
     if results is not None:
         results.send(rows)
     dist.destroy_process_group()
+
+
+def _own_device(cuda: bool, rank: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if cuda:
+        torch.cuda.set_device(rank)
 
 
 def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
