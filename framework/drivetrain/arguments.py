@@ -54,6 +54,11 @@ def check_arguments(a: dict[str, Any]) -> None:
         raise ConfigurationError(
             f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction (0.0 to 1.0)."
         )
+    if a.get("check_val_every_n_epoch", 1) is None and not isinstance(interval, int):
+        raise ConfigurationError(
+            "check_val_every_n_epoch=None counts batches over epochs: give val_check_interval as a number, or"
+            " leave check_val_every_n_epoch at 1."
+        )
     clip = a.get("gradient_clip_val")
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or clip < 0):
         raise ConfigurationError(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")

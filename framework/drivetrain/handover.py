@@ -54,10 +54,12 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     if request.stage == "predict":
         torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
         result = None
+    weights = {}
+    if request.stage == "fit" and trainer.strategy.trains:
+        with trainer.consensus():  # rank 0 hands them over; a strategy that spreads them needs everybody for it
+            weights = trainer.strategy.state_dict([])["module"]
     if job.local_rank == 0:
         module, fit = request.module, trainer.fit_loop
-        with trainer.consensus():
-            weights = trainer.strategy.state_dict([])["module"] if request.stage == "fit" else {}
         state = {
             "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()}
             if trainer.return_weights
@@ -84,9 +86,6 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "seconds": trainer.timing.seconds | {"total": trainer.timing.total, "samples": trainer.timing.samples},
         }
         torch.save(state, folder / "result.pt")
-    elif request.stage == "fit":
-        with trainer.consensus():  # rank 0 gathers the weights; a sharded strategy needs everybody for it
-            trainer.strategy.state_dict([])
     trainer.close()
 
 

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 
+# Where values may be logged and what is the default there: a training batch's (by step), an evaluation batch's (by
+# epoch, also by step on demand), the others (by epoch only). ``optimizer_step`` stands for all that runs within it.
 _BATCH_HOOKS = frozenset(
     {
         "training_step",
+        "optimizer_step",
         "on_train_batch_start",
         "on_train_batch_end",
         "on_before_zero_grad",
@@ -30,8 +35,19 @@ _BATCH_HOOKS = frozenset(
         "on_before_optimizer_step",
     }
 )
+_EVALUATION_HOOKS = frozenset(
+    f"{prefix}{stage}{moment}"
+    for stage in ("validation", "test")
+    for prefix, moment in (("", "_step"), ("on_", "_batch_start"), ("on_", "_batch_end"))
+)
+_EPOCH_HOOKS = frozenset(
+    f"on_{stage}{moment}"
+    for stage in ("train", "validation", "test")
+    for moment in ("_start", "_epoch_start", "_epoch_end")
+)
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 _REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean"}
+_OBJECT = "object:"  # the reduction of a metric that reduces itself, followed by its path in the module
 _FOLD = 512  # pending values are folded into the sum when there are this many, to bound memory
 
 
@@ -77,7 +93,9 @@ class Entry:
     logger: bool
     reduction: str
     loader: int | None
+    given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
     metric: Any = None  # a torchmetrics metric, which reduces itself
+    path: str = ""  # of that metric in the module
     pending: list[tuple[Any, float]] = field(default_factory=list)
     total: float = 0.0
     weight: float = 0.0
@@ -97,6 +115,8 @@ class Entry:
         if step is not None:
             value = float(step[1])
             total, weight = (value * step[2], step[2]) if self.reduction == "mean" else (value, 1.0)
+        elif self.metric is not None:
+            return Column(_OBJECT + self.path, 0.0, 1.0, self.title, self.prog_bar, self.logger)
         return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger)
 
     def fold(self) -> None:
@@ -137,18 +157,20 @@ class Metrics:
 
     Attributes:
         gather: the strategy's ``gather``.
-        gather_names: gathers plain data, for ranks that logged different names.
+        communicator: gathers plain data, for ranks that logged different names.
         device: where gathered vectors live.
     """
 
     def __init__(
         self,
         gather: Callable[[Tensor], list[Tensor]],
-        gather_names: Callable[[Any], list[Any]],
+        communicator: Communicator,
         device: torch.device,
         current_hook: Callable[[], str | None],
+        named_modules: Callable[[], Iterable[tuple[str, Any]]],
     ) -> None:
-        self.gather, self.gather_names, self.device, self.current_hook = gather, gather_names, device, current_hook
+        self.gather, self.communicator, self.device, self.current_hook = gather, communicator, device, current_hook
+        self.named_modules = named_modules
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
         self.batch: Any = None  # the MicroBatch at hand: its weight is the default weight of logged values
         self.fraction = 1.0  # of that batch's samples, where a strategy calls the step for pieces of it
@@ -173,14 +195,28 @@ class Metrics:
         loader = batch.loader if self.several_loaders and add_dataloader_idx and batch is not None else None
         key = (hook, name, loader)
         entry = self.entries.get(key)
+        given = (prog_bar, logger, on_step, on_epoch, reduce_fx)
         if entry is None:
             entry = self.entries[key] = self._new(
                 name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader
             )
+            entry.given = given
+        elif entry.given != given:
+            if entry.given:
+                raise TrainingError(
+                    f"self.log({name!r}, ...) is called in {hook} with other options than before: give the same ones"
+                    " each time, or log under another name."
+                )
+            entry.given = given  # it comes from a checkpoint
         if entry.metric is not None:
-            if entry.on_step:
-                entry.steps = [(batch.index if batch else 0, value._forward_cache, 1.0)]
-            return
+            if entry.on_step and value._forward_cache is None:
+                raise TrainingError(
+                    f"self.log({name!r}, ...) takes the step's value of a metric that was not called on a batch: call"
+                    " the metric instead of its update(), or log with on_step=False."
+                )
+            if not entry.on_step:
+                return
+            value = value._forward_cache
         if isinstance(value, Tensor):
             if value.numel() != 1:
                 raise TrainingError(
@@ -203,7 +239,7 @@ class Metrics:
             weight = batch_size / batch.copies
         if entry.reduction == "sum" and batch is not None and batch.copies > 1:
             value = value / batch.copies
-        if entry.on_epoch:
+        if entry.on_epoch and entry.metric is None:
             entry.pending.append((value, weight))
             if len(entry.pending) >= _FOLD:
                 entry.fold()
@@ -233,8 +269,20 @@ class Metrics:
             on_step = by_batch
         if on_epoch is None:
             on_epoch = not by_batch or not on_step
-        if hook is not None and (hook.startswith("on_fit") or hook in ("setup", "on_train_end", "teardown")):
-            raise TrainingError(f"self.log({name!r}, ...) cannot be called in {hook}: log in a step or an epoch hook.")
+        if not by_batch and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
+            raise TrainingError(
+                f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
+                " validation or test step, or in the start, batch or epoch hooks of these stages."
+            )
+        if not on_step and not on_epoch:
+            raise TrainingError(
+                f"self.log({name!r}, on_step=False, on_epoch=False) in {hook} would go nowhere: set one of them."
+            )
+        if on_step and hook in _EPOCH_HOOKS:
+            raise TrainingError(
+                f"self.log({name!r}, on_step=True) cannot be called in {hook}, which belongs to no step: leave on_step"
+                " out."
+            )
         called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
         if called not in _REDUCTIONS:
             raise TrainingError(
@@ -244,7 +292,16 @@ class Metrics:
         torchmetrics = sys.modules.get("torchmetrics")
         if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
             metric = value
-        return Entry(name, bool(on_step), bool(on_epoch), prog_bar, logger, _REDUCTIONS[called], loader, metric)
+        entry = Entry(name, bool(on_step), bool(on_epoch), prog_bar, logger, _REDUCTIONS[called], loader)
+        if metric is not None:
+            found = next((path for path, module in self.named_modules() if module is metric), None)
+            if found is None:
+                raise TrainingError(
+                    f"self.log({name!r}, ...) takes a metric that is no part of the module: assign it to an attribute"
+                    " in __init__ (a ModuleDict or ModuleList for several), so that every rank has it."
+                )
+            entry.metric, entry.path = metric, found
+        return entry
 
     # -- reducing -----------------------------------------------------------------------------------------------
     def exchange(
@@ -285,7 +342,7 @@ class Metrics:
                     tables.append({name: replace(columns[name], total=t, weight=w) for name, (t, w) in pairs})
         if not alike:
             mine = [[name, columns[name].total, columns[name].weight, columns[name].kind()] for name in names]
-            for listed in self.gather_names(mine):
+            for listed in self.communicator.all_gather_plain(mine):
                 tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
             for table in tables:
                 result.columns = {**table, **result.columns}
@@ -303,28 +360,56 @@ class Metrics:
             if entry.on_step and entry.steps and entry.steps[-1][0] == batch
         }
 
+    def latest_columns(self) -> dict[str, Column]:
+        """Contributions of the last values that are logged on step only: to be known after an epoch, not written."""
+        return {
+            entry.forked("step"): replace(entry.column(entry.steps[-1]), logger=False)
+            for entry in self.entries.values()
+            if entry.on_step and not entry.on_epoch and entry.steps and entry.metric is None
+        }
+
     def epoch_columns(self) -> dict[str, Column]:
         """Contributions of the epoch's values."""
         columns = {}
         for entry in self.entries.values():
-            if entry.on_epoch and entry.metric is None:
+            if entry.on_epoch:
                 entry.fold()
                 columns[entry.forked("epoch")] = entry.column()
         return columns
 
-    def torchmetrics(self) -> Exchange:
-        """Values of the logged torchmetrics metrics, which gather their own states; they are reset after."""
-        found = {e.forked("epoch"): e for e in self.entries.values() if e.metric is not None and e.on_epoch}
-        values = {name: float(found[name].metric.compute()) for name in sorted(found)}
-        for entry in found.values():
-            entry.metric.reset()
-        return Exchange(values, {name: entry.column() for name, entry in found.items()}, [], [])
+    def torchmetrics(self, columns: dict[str, Column]) -> Exchange:
+        """Values of the logged torchmetrics metrics, which gather their own states; they are reset after.
+
+        ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
+        the module, so that a rank that had no batch takes part with the metric's empty state.
+        """
+        found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(_OBJECT)}
+        if not found:
+            return Exchange({}, {}, [], [])
+        modules = dict(self.named_modules())
+        metrics = {name: modules[column.reduction.removeprefix(_OBJECT)] for name, column in found.items()}
+        values = {}
+        for name, metric in metrics.items():
+            metric.process_group = self.communicator.group  # not the whole job: ranks that only serve are not here
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
+                value = metric.compute()
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise TrainingError(
+                    f"self.log({name!r}, ...) takes a metric whose value is a scalar, this one gives {what}: log its"
+                    " parts, or a MetricCollection through log_dict."
+                )
+            values[name] = float(value)
+        for metric in metrics.values():
+            metric.reset()
+        return Exchange(values, found, [], [])
 
     def steps_by_batch(self) -> dict[int, dict[str, Column]]:
         """Contributions of values logged on step in an evaluation, by batch."""
         by_batch: dict[int, dict[str, Column]] = {}
         for entry in self.entries.values():
-            if entry.on_step and entry.metric is None:
+            if entry.on_step:
                 for item in entry.steps:
                     by_batch.setdefault(item[0], {})[entry.forked("step")] = entry.column(item)
         return by_batch
@@ -380,6 +465,8 @@ def _combine(name: str, tables: list[dict[str, Column]]) -> float | None:
         raise ConfigurationError(f"{name!r} is logged with different reductions on different ranks: {sorted(kinds)}.")
     totals = [column.total for column in found]
     kind = kinds.pop()
+    if kind.startswith(_OBJECT):
+        return None
     if kind == "mean":
         return sum(totals) / sum(column.weight for column in found)
     return sum(totals) if kind == "sum" else max(totals) if kind == "max" else min(totals)

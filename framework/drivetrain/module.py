@@ -119,7 +119,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         if algorithm not in ("norm", "value"):
             raise ConfigurationError(f"gradient_clip_algorithm is 'norm' or 'value', not {algorithm!r}.")
         raw = getattr(optimizer, "optimizer", optimizer)
-        self.trainer.strategy.clip_gradients(raw, float(gradient_clip_val), algorithm)
+        self.trainer.fit_loop.clip_gradients(raw, float(gradient_clip_val), algorithm)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of several; wrapped so that ``step`` goes through the strategy."""
@@ -328,7 +328,10 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     def on_validation_epoch_end(self) -> None: ...
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
-    def on_validation_model_zero_grad(self) -> None: ...
+    def on_validation_model_zero_grad(self) -> None:
+        """Before a validation within ``fit``: by default the gradients are let go, for their memory."""
+        self.zero_grad()
+
     def on_validation_model_eval(self) -> None:
         self.eval()
 

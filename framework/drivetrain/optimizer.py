@@ -23,7 +23,7 @@ class SchedulerConfig:
 
     Attributes:
         interval: ``"epoch"`` or ``"step"`` (optimizer steps).
-        frequency: step it every so many intervals.
+        frequency: step it every so many intervals, counted over the whole run.
         reduce_on_plateau: whether its ``step`` takes the value of ``monitor``.
         strict: whether a missing ``monitor`` is an error.
     """
@@ -107,6 +107,8 @@ def _scheduler(item: Any, monitor: str | None) -> SchedulerConfig:
     config.reduce_on_plateau = config.reduce_on_plateau or plateau
     if config.interval not in ("step", "epoch"):
         raise ConfigurationError(f"a scheduler's interval is 'step' or 'epoch', not {config.interval!r}.")
+    if isinstance(config.frequency, bool) or not isinstance(config.frequency, int) or config.frequency < 1:
+        raise ConfigurationError(f"a scheduler's frequency is a whole number of at least 1, not {config.frequency!r}.")
     if config.reduce_on_plateau and config.monitor is None:
         raise ConfigurationError(
             "ReduceLROnPlateau needs the metric it watches: add 'monitor': 'val/loss' to its lr_scheduler dict."

@@ -205,6 +205,7 @@ class BatchSource:
         seed: of the shuffle; combined with the epoch.
         training: training shuffles anew every epoch and gives whole tails to every replica.
         limit: batches to read: a number, a fraction, or None for all.
+        in_order: read a shuffled loader in the order of its data set (overfitting).
     """
 
     def __init__(
@@ -218,7 +219,9 @@ class BatchSource:
         limit: int | float | None = None,
         index: int = 0,
         reshard: bool = True,
+        in_order: bool = False,
     ) -> None:
+        self.in_order = in_order
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
         self.seed = seed
         self.whole_tail = training or shard.lockstep
@@ -257,6 +260,7 @@ class BatchSource:
         if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
             drawn = sampler if isinstance(sampler, RandomSampler) else None
             shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else drawn is not None
+            shuffle = shuffle and not self.in_order
             own = getattr(sampler, "generator", None)
             self._order = _EpochOrder(
                 len(dataset),
@@ -296,18 +300,20 @@ class BatchSource:
         except (TypeError, NotImplementedError):
             return float("inf")
 
-    def agree_on_length(self, lengths: list[int | float]) -> None:
-        """Learn the ``length`` of every rank: each trains as long as the shortest.
+    def agree_on_length(self, lengths: list[list[int | float]]) -> None:
+        """Learn ``[full_length, length]`` of every rank: all read as many batches as the shortest has.
+
+        Streams without a length end together too: see :mod:`drivetrain.loops.windows`.
 
         Raises:
             ConfigurationError: ranks that share their batches have different numbers of them.
         """
         if self.own_stream:
-            self.uncounted = float("inf") in lengths
-            self.length = self.length if self.uncounted else min(lengths)
-        elif len(set(lengths)) > 1:
+            self.uncounted = any(full == float("inf") for full, _ in lengths)
+            self.length = self.length if self.uncounted else min(length for _, length in lengths)
+        elif any(one != lengths[0] for one in lengths):
             raise ConfigurationError(
-                f"the ranks' loaders have {', '.join(map(str, lengths))} batches: with batch=global every rank must have"
+                f"the ranks' loaders have {', '.join(str(length) for _, length in lengths)} batches: with batch=global every rank must have"
                 " the same data and keeps its part; use batch=per_process and use_distributed_sampler=False for data"
                 " that is split by rank."
             )
@@ -347,7 +353,7 @@ class BatchSource:
         numbered = enumerate(self._repeatable())
         for _ in range(start):
             next(numbered, None)
-        if self.length != float("inf"):
+        if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
 
@@ -404,7 +410,7 @@ class BatchSource:
                 yield item
             if index >= final:
                 return
-        if index < final and self.full_length != float("inf"):
+        if index < final:
             raise TrainingError(
                 f"the loader ended after {index + 1} of {final + 1} batches in epoch {self.epoch}: it is shorter than"
                 " its len() says."
@@ -412,8 +418,9 @@ class BatchSource:
 
     def _read_unsized(self, numbered: Iterator[tuple[int, Any]], ahead: tuple[int, Any] | None) -> Iterator[MicroBatch]:
         """One batch ahead, because which one is the last shows only when the next is not there."""
-        while ahead is not None:
-            (index, batch), ahead = ahead, next(numbered, None)
+        final = self.length - 1
+        while ahead is not None and ahead[0] <= final:
+            (index, batch), ahead = ahead, next(numbered, None) if ahead[0] < final else None
             item = self._own(index, batch, ahead is None)
             if item is not None:
                 yield item
@@ -445,7 +452,13 @@ def _limited(length: int | float, limit: int | float | None) -> int | float:
     if isinstance(limit, float):
         if length == float("inf"):
             return length if limit == 1.0 else 0 if limit == 0.0 else _no_fraction(limit)
-        return int(length * limit)
+        batches = int(length * limit)
+        if batches == 0 and limit > 0 and length > 0:
+            raise ConfigurationError(
+                f"a limit of {limit} of the {int(length)} batches of a loader leaves none: give a number of batches, or"
+                f" {1 / length:.3g} or more."
+            )
+        return batches
     return min(length, limit)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -59,7 +60,7 @@ class Trainer(TrainerState):
         max_steps: stop after so many optimizer steps; -1 for no limit.
         max_time: stop after this time: ``"DD:HH:MM:SS"``, timedelta or its keywords as a dict.
         limit_train_batches: number of batches or fraction of an epoch; likewise the others.
-        overfit_batches: train and validate on this number or fraction of the training batches, unshuffled.
+        overfit_batches: train and validate on this number or fraction of the batches, unshuffled.
         val_check_interval: batches between validations, or a fraction of an epoch.
         check_val_every_n_epoch: validate in every n-th epoch; None counts ``val_check_interval`` over epochs.
         num_sanity_val_steps: validation batches before training.
@@ -144,7 +145,7 @@ class Trainer(TrainerState):
         self.barebones = barebones
         self.max_steps = max_steps
         self.min_steps = min_steps
-        self.min_epochs = min_epochs
+        self.min_epochs = 1 if min_epochs is None and min_steps is not None else min_epochs
         self.max_epochs = max_epochs if max_epochs is not None else (-1 if max_steps != -1 or max_time else 1000)
         self.max_time = max_time
         self.limits = {
@@ -378,6 +379,8 @@ class Trainer(TrainerState):
         self.job = job if job.origin != "inline" else None
         self.strategy.connect(job)
         self._connected = True
+        if self.job is not None:
+            atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
         mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
         self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
@@ -387,6 +390,7 @@ class Trainer(TrainerState):
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:
             self._connected = False
+            atexit.unregister(self.close)
             self.strategy.close(error)
 
     def use_callbacks(self, more: list[Callback]) -> None:
@@ -405,7 +409,8 @@ class Trainer(TrainerState):
         device = (
             strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
         )
-        return Metrics(strategy.gather, strategy.communicator.all_gather_plain, device, lambda: self.hooks.current)
+        communicator, module = strategy.communicator, self.lightning_module
+        return Metrics(strategy.gather, communicator, device, lambda: self.hooks.current, module.named_modules)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -455,8 +460,8 @@ class Trainer(TrainerState):
         raise Interrupted(signum)
 
     # -- metrics ------------------------------------------------------------------------------------------------
-    def publish(self, exchange: Exchange, step: int) -> None:
-        """Make global values known to callbacks, progress bar and loggers."""
+    def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
+        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
         for name, value in exchange.values.items():
             column = exchange.columns[name]
             tensor = torch.tensor(value, dtype=torch.float64)
@@ -464,7 +469,7 @@ class Trainer(TrainerState):
             self.callback_metrics[column.title] = tensor
             if column.prog_bar:
                 self.progress_bar_metrics[name] = value
-        if not self.sanity_checking:
+        if write and not self.sanity_checking:
             self.write_metrics(exchange, step)
 
     def write_metrics(self, exchange: Exchange, step: int) -> None:

@@ -8,6 +8,7 @@ the last boundary, and their wishes to stop (a signal, ``should_stop``, a time l
 from __future__ import annotations
 
 import math
+import warnings
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ class Boundary:
         step = trainer.global_step
         per_step = (now - self._since) / max(1, step - self._last_step)
         losses = _host(self._losses)
-        self._refuse_nonfinite(losses)
+        self._report_nonfinite(losses)
         wish = _WISHES.get(trainer.stop_wish or "", 1.0 if trainer.should_stop else 0.0)
         flags = (float(signals.pending() or 0), wish, self._earlier + now - self._begun, per_step)
         series = [(loss * weight, weight) for loss, weight in zip(losses, self._weights, strict=True)]
@@ -107,13 +108,18 @@ class Boundary:
             following = min(following, step + max(1, int(_HEARD_WITHIN / per_step)))
         self.next_step = following
 
-    def _refuse_nonfinite(self, losses: list[float]) -> None:
-        fit = self.trainer.fit_loop
-        if self.trainer.nonfinite != "raise" or fit.check_each_loss:
+    def _report_nonfinite(self, losses: list[float]) -> None:
+        """The first loss since the last boundary that is not finite; skipped steps were reported when skipped."""
+        trainer = self.trainer
+        if trainer.nonfinite == "skip" or (trainer.nonfinite == "raise" and trainer.fit_loop.check_each_loss):
             return
         for step, loss in zip(self._steps, losses, strict=True):
             if not math.isfinite(loss):
-                raise nonfinite(loss, step, self.trainer.global_rank)
+                error = nonfinite(loss, step, trainer.global_rank)
+                if trainer.nonfinite == "raise":
+                    raise error
+                warnings.warn(str(error), stacklevel=2)
+                return
 
     def _keep_curve(self, series: list[list[list[float]]]) -> None:
         curve = self.trainer.loss_curve

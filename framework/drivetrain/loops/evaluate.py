@@ -130,9 +130,10 @@ class EvaluateLoop:
             step.values[name], step.columns[name] = value, exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
-        objects = metrics.torchmetrics()
-        trainer.publish(epoch, step=trainer.global_step)
-        trainer.publish(objects, step=trainer.global_step)
+        objects = metrics.torchmetrics(exchange.columns)
+        step_done = trainer.global_step - (trainer.stage == "fit")  # within fit: beside the step that came before
+        trainer.publish(epoch, step=step_done)
+        trainer.publish(objects, step=step_done)
         self.results = self._by_loader(epoch.values | objects.values)
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:

@@ -39,6 +39,7 @@ class FitLoop:
         validated: whether the validation that is due after micro-batch ``batch`` has run.
         ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
         logged: the last step at which metrics were written because a log boundary fell on it.
+        watched: the last step after which the schedulers that watch a metric were stepped.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
     """
@@ -58,11 +59,14 @@ class FitLoop:
         self.validated = False
         self.ended = False
         self.logged = 0
+        self.watched = 0
         self.between_steps = True
         self.batches_seen = 0
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
+        self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
+        self._watches = False  # whether a scheduler reads a metric after every step
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -97,6 +101,9 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
+        if self._done() and not self._unfinished():
+            return
+        self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
         self.module.train()
         hooks("on_train_start")
         self.timing.started = perf_counter()
@@ -135,7 +142,8 @@ class FitLoop:
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
         complete = True
-        if self.ended:
+        if self.ended:  # resumed from a checkpoint made in the end hooks: the epoch's metrics are out
+            self.metrics.reset()
             self.resumed = False
             self.trainer.restore_random_state()
         else:
@@ -146,7 +154,7 @@ class FitLoop:
             self.cut = True
             return
         if self.is_last_batch:
-            self._step_schedulers("epoch")
+            self._step_schedulers("epoch", self.epoch + 1, plateau=True)
         self.epoch += 1
         self.batch = 0
         self.ended = self.validated = False
@@ -156,8 +164,6 @@ class FitLoop:
         trainer, hooks = self.trainer, self.hooks
         resumed, self.resumed = self.resumed, False
         self.source.set_epoch(self.epoch)
-        if not resumed:
-            self.metrics.reset()
         hooks("on_train_epoch_start")
         windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
         trainer.restore_random_state()
@@ -168,9 +174,8 @@ class FitLoop:
         try:
             self.strategy.run_epoch(self, windows)
         except EndEpoch:
-            self.is_last_batch = False
-            if not self.validated and self._validation_due(last=True):
-                self._validate()
+            self.is_last_batch = True
+            self._step_schedulers("epoch", self.epoch + 1, plateau=False)
         return not self._broken or self.is_last_batch
 
     def _end_epoch(self, complete: bool) -> None:
@@ -178,8 +183,11 @@ class FitLoop:
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
-        trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=self.global_step - 1)
-        trainer.publish(metrics.torchmetrics(), step=self.global_step - 1)
+        exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
+        trainer.publish(exchange, step=self.global_step - 1)
+        trainer.publish(metrics.torchmetrics(exchange.columns), step=self.global_step - 1)
+        if complete:  # else a checkpoint made now holds the sums of an epoch that goes on
+            metrics.reset()
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
@@ -228,6 +236,7 @@ class FitLoop:
                 raise EndEpoch
             if self.timing.on:
                 self.clock = perf_counter()
+            hooks.current = "optimizer_step"
             if not self.module.automatic_optimization:
                 self._manual(step)
             elif number == final:
@@ -235,9 +244,12 @@ class FitLoop:
             else:
                 step.loss = self.strategy.forward_backward(step)
             self.between_steps = number == final
+            hooks.current = None
             if number == final and self._stepped and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *_mean_loss(steps))
+            if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
+                self._step_schedulers("epoch", self.epoch + 1, plateau=False)
             self.batch = micro.index + 1
             self.batches_seen += 1
             self.validated = False
@@ -318,6 +330,7 @@ class FitLoop:
     def _before_step(self, optimizer: Optimizer) -> None:
         """Hooks, clipping and the finite check, on the gradients' true and global values."""
         trainer = self.trainer
+        self._complete = True
         self.hooks("on_before_optimizer_step", optimizer)
         if trainer.nonfinite == "skip" and not self.strategy.precision.scales:
             # An infinite bound clips nothing: this is the strategy's own way to the global norm.
@@ -328,6 +341,15 @@ class FitLoop:
         self.module.configure_gradient_clipping(
             optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm or "norm"
         )
+        self._complete = False
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> None:
+        """Clip true and global gradients. A module that optimises by hand may clip before it steps, when gradients are
+        still this rank's own: they are completed first. The step completes them again, which changes nothing then."""
+        if not self._complete and not self.module.automatic_optimization:
+            self.strategy.reduce_gradients(optimizer, True)
+            self.strategy.precision.unscale(optimizer)
+        self.strategy.clip_gradients(optimizer, value, algorithm)
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers[:1]:
@@ -348,15 +370,23 @@ class FitLoop:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
         if self.trainer.lr_scheduler_configs:
-            self._step_schedulers("step")
+            self._step_schedulers("step", self.global_step, plateau=False)
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
-        if self.global_step >= boundary.next_step or boundary.wish_pending():
-            self._agree(index)
+        watched = (
+            self._watches
+            and self.watched != self.global_step
+            and bool(self._schedulers_due("step", self.global_step, plateau=True))
+        )
+        if self.global_step >= boundary.next_step or boundary.wish_pending() or watched:
+            self._agree(index, watched)
         if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
             self._validate()
+        if watched:
+            self.watched = self.global_step
+            self._step_schedulers("step", self.global_step, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
 
@@ -369,15 +399,17 @@ class FitLoop:
         if self._log_due():
             self.boundary.next_step = self.global_step
 
-    def _agree(self, index: int) -> None:
-        """Exchange with the other ranks; write the step's metrics where a log boundary falls on this step."""
+    def _agree(self, index: int, watched: bool = False) -> None:
+        """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
+        where they are ``watched`` by a scheduler that steps now; they are written at log boundaries only."""
         trainer = self.trainer
         clock = perf_counter()
         at_log = self._log_due()
-        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log else None)
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log or watched else None)
         if at_log:
             self.logged = self.global_step
-            trainer.publish(exchange, step=self.global_step - 1)
+        if at_log or watched:
+            trainer.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
 
     def _obey(self, signal: int | None) -> None:
@@ -392,6 +424,8 @@ class FitLoop:
         every = trainer.check_val_every_n_epoch
         if every is not None and (self.epoch + 1) % every != 0:
             return False
+        if self._stop():  # what training ends with is validated
+            return True
         due = trainer.val_check_batch
         if due == float("inf"):
             return last
@@ -401,6 +435,8 @@ class FitLoop:
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
         random_state = rng.capture()
+        if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
+            self.hooks.of_module("on_validation_model_zero_grad")
         try:
             self.trainer.validate_within_fit()
         except Abandoned as stop:
@@ -411,11 +447,20 @@ class FitLoop:
         self._obey(self.boundary.signal)
 
     # -- schedulers ---------------------------------------------------------------------------------------------
-    def _step_schedulers(self, interval: str) -> None:
-        count = self.global_step if interval == "step" else self.epoch + 1
-        for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval and count % config.frequency == 0:
-                self._step_scheduler(config)
+    def _schedulers_due(self, interval: str, count: int, plateau: bool) -> list[SchedulerConfig]:
+        """The schedulers that step after ``count`` intervals; a module that optimises by hand steps its own."""
+        if not self.module.automatic_optimization:
+            return []
+        return [
+            config
+            for config in self.trainer.lr_scheduler_configs
+            if config.interval == interval and config.reduce_on_plateau is plateau and count % config.frequency == 0
+        ]
+
+    def _step_schedulers(self, interval: str, count: int, *, plateau: bool) -> None:
+        """Step what is due; those on a plateau come after the metrics that they watch, the others as soon as can be."""
+        for config in self._schedulers_due(interval, count, plateau):
+            self._step_scheduler(config)
 
     def _step_scheduler(self, config: SchedulerConfig) -> None:
         metric = None
@@ -440,6 +485,7 @@ class FitLoop:
             "validated": self.validated,
             "ended": self.ended,
             "logged": self.logged,
+            "watched": self.watched,
             "stop": self.boundary.stop and self.boundary.stop_reason is None,  # a time limit may be another next time
             "is_last_batch": self.is_last_batch,
             "batches_seen": self.batches_seen,
@@ -450,6 +496,7 @@ class FitLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
         self.validated, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
+        self.watched = state["watched"]
         self.trainer.should_stop = self.boundary.stop = state["stop"]
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]

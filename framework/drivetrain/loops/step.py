@@ -50,10 +50,10 @@ class MicroStep:
         metrics.batch = self.micro
         metrics.fraction = fraction
         hooks = fit.hooks
-        hooks.current = "training_step"
+        former, hooks.current = hooks.current, "training_step"
         module = fit.module
         output = module.training_step(batch, self.index) if fit.step_takes_index else module.training_step(batch)
-        hooks.current = None
+        hooks.current = former
         self.output = output
         loss = output if isinstance(output, torch.Tensor) else self._from_mapping(output)
         if not module.automatic_optimization:

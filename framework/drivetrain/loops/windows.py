@@ -61,18 +61,19 @@ class Windows:
         """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""
         strategy = self.fit.strategy
         sizes = [float(m.total) for m in batches] + [0.0] * (self.accumulate - len(batches))
-        ended = float(not batches or batches[-1].last)
-        mine = torch.tensor([*sizes, ended], dtype=torch.float64, device=strategy.device)
-        seen = [t.tolist() for t in strategy.gather(mine)]
+        final = float(any(m.last for m in batches))
+        mine = torch.tensor([*sizes, final], dtype=torch.float64, device=strategy.device)
+        gathered = [t.tolist() for t in strategy.gather(mine)]
+        seen, ends = [row[:-1] for row in gathered], [bool(row[-1]) for row in gathered]
         if self.source.own_stream:
-            counts = [sum(size > 0 for size in rank[:-1]) for rank in seen]
+            counts = [sum(size > 0 for size in rank) for rank in seen]
             common = min(counts)
             del batches[common:]
-            if batches:  # the last for all where it is the last for one
-                batches[-1].last = any(rank[-1] and n == common for rank, n in zip(seen, counts, strict=True))
+            if batches:  # the epoch ends for all where it does for one: validation and schedulers follow from it
+                batches[-1].last = any(end and n == common for end, n in zip(ends, counts, strict=True))
             return sum(sum(rank[:common]) for rank in seen) if common else None
         if any(other != seen[0] for other in seen):
-            found = ", ".join(f"rank {rank}: {int(sum(sizes[:-1]))} samples" for rank, sizes in enumerate(seen))
+            found = ", ".join(f"rank {rank}: {int(sum(sizes))} samples" for rank, sizes in enumerate(seen))
             raise TrainingError(
                 f"the ranks read different streams ({found} in the same step): with batch=global every rank must read"
                 " the same stream and keeps its part; use batch=per_process for streams that are split by rank."
