@@ -106,9 +106,7 @@ def take(batch: Any, total: int, rows: slice) -> Any:
 class ShardedBatches:
     """Batch sampler that yields this rank's indices of every global batch of an epoch, from a position on."""
 
-    def __init__(
-        self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool, seed: int | None
-    ) -> None:
+    def __init__(self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool, seed: int | None) -> None:
         self.source, self.shard, self.whole_tail, self.seeded = source, shard, whole_tail, seeded
         self.seed = seed  # of the global generators for a sampler that may draw from them
         self.epoch = 0

@@ -176,9 +176,19 @@ def _restore_metrics(trainer: Trainer, saved: dict[str, Any]) -> None:
 
 def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
     module = trainer.lightning_module
-    if not module.strict_loading or trainer.strategy.holds_part:
+    if trainer.strategy.holds_part:
         return
-    saved, wanted = set(loaded.shared["state_dict"]), set(module.state_dict())
+    weights, own = loaded.shared["state_dict"], module.state_dict()
+    for name in [name for name in own if name in weights]:
+        theirs, ours = getattr(weights[name], "shape", None), getattr(own[name], "shape", None)
+        if theirs != ours:
+            raise CheckpointError(
+                f"the checkpoint does not fit {type(module).__name__}: {name} has shape {tuple(theirs or ())} in it and"
+                f" {tuple(ours or ())} in the module: build the module as it was saved."
+            )
+    if not module.strict_loading:
+        return
+    saved, wanted = set(weights), set(own)
     if saved != wanted:
         missing, extra = sorted(wanted - saved), sorted(saved - wanted)
         raise CheckpointError(

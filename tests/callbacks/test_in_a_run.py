@@ -104,6 +104,7 @@ def test_fit_test_resume(
     again = ModelCheckpoint(dirpath=folder, monitor="val/loss", save_last=True, save_top_k=2)
     resumed = trainer(tmp_path, [again], 5, precision, logger=False)
     resumed.fit(Regression(), loader, loader, ckpt_path="last")
+    origin = kept[-1]  # what was resumed from is never deleted
     kept = [f"epoch={epoch}-step={step + 9 * (epoch - 2)}.ckpt" for epoch in (3, 4)]
-    assert sorted(os.listdir(folder)) == [*kept, "last.ckpt"]
+    assert sorted(os.listdir(folder)) == [origin, *kept, "last.ckpt"]
     assert os.readlink(folder / "last.ckpt") == kept[-1]

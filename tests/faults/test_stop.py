@@ -33,7 +33,9 @@ def _stopped(folder: Path, signum: int, moment: str, step: int, strategy: str, d
         wait_for(*(folder / f"reached_{rank}" for rank in range(devices)))
         below = descendants(process.pid)
         began = time.monotonic()
-        os.killpg(process.pid, signum)  # workers have groups of their own, so a terminal's Ctrl-C reaches the parent only
+        os.killpg(
+            process.pid, signum
+        )  # workers have groups of their own, so a terminal's Ctrl-C reaches the parent only
         process.join(WITHIN + 5)
         assert time.monotonic() - began < WITHIN
         assert process.exitcode == 128 + signum

@@ -113,7 +113,9 @@ def test_open_writer_survives_a_fork_and_nothing_is_written_twice(tmp_path: Path
     logger.log_metrics({"loss": 3.0}, step=3)
     logger.finalize("completed")
     assert sorted(scalars(logger.log_dir)["loss"]) == [(1, 1.0), (2, 2.0), (3, 3.0)]
-    pickle.loads(pickle.dumps(logger)).log_metrics({"loss": 4.0}, step=4)
+    copy = pickle.loads(pickle.dumps(logger))
+    copy.log_metrics({"loss": 4.0}, step=4)
+    copy.finalize("completed")
 
 
 def _log_and_close(logger: TensorBoardLogger) -> None:

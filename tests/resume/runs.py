@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain import Callback, Trainer, TrainModule, checkpoint
-from drivetrain_plugins.callbacks.early_stopping import EarlyStopping
 from drivetrain.seeding import seed_everything
+from drivetrain_plugins.callbacks.early_stopping import EarlyStopping
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.runs import QUIET, dataset, loader, seeded
 

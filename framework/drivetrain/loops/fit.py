@@ -39,7 +39,6 @@ class FitLoop:
         validated: whether the validation that is due after micro-batch ``batch`` has run.
         ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
         logged: the last step at which metrics were written because a log boundary fell on it.
-        watched: the last step after which the schedulers that watch a metric were stepped.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
     """
@@ -59,7 +58,6 @@ class FitLoop:
         self.validated = False
         self.ended = False
         self.logged = 0
-        self.watched = 0
         self.between_steps = True
         self.batches_seen = 0
         self.resumed = False
@@ -67,6 +65,7 @@ class FitLoop:
         self._broken = False
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._watches = False  # whether a scheduler reads a metric after every step
+        self.plateau_due = False  # whether it still has to, after the step that was made last
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -101,7 +100,7 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
-        if self._done() and not self._unfinished():
+        if self._done():
             return
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
         self.module.train()
@@ -176,6 +175,12 @@ class FitLoop:
         except EndEpoch:
             self.is_last_batch = True
             self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+        else:
+            if self.batch == 0:
+                raise TrainingError(
+                    f"the train data is empty: its loader gave no batch in epoch {self.epoch}; an iterator that can be"
+                    " read only once serves one epoch."
+                )
         return not self._broken or self.is_last_batch
 
     def _end_epoch(self, complete: bool) -> None:
@@ -186,9 +191,9 @@ class FitLoop:
         exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
         trainer.publish(exchange, step=self.global_step - 1)
         trainer.publish(metrics.torchmetrics(exchange.columns), step=self.global_step - 1)
-        if complete:  # else a checkpoint made now holds the sums of an epoch that goes on
-            metrics.reset()
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
+        if complete:
+            metrics.reset()
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
         self._obey(boundary.signal)
@@ -243,8 +248,8 @@ class FitLoop:
                 self._automatic(steps)
             else:
                 step.loss = self.strategy.forward_backward(step)
-            self.between_steps = number == final
             hooks.current = None
+            self.between_steps = number == final
             if number == final and self._stepped and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *_mean_loss(steps))
@@ -371,21 +376,17 @@ class FitLoop:
         self.strategy.after_step(self.global_step)
         if self.trainer.lr_scheduler_configs:
             self._step_schedulers("step", self.global_step, plateau=False)
+            self.plateau_due = self._watches and bool(self._schedulers_due("step", self.global_step, plateau=True))
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
-        watched = (
-            self._watches
-            and self.watched != self.global_step
-            and bool(self._schedulers_due("step", self.global_step, plateau=True))
-        )
-        if self.global_step >= boundary.next_step or boundary.wish_pending() or watched:
-            self._agree(index, watched)
+        if self.global_step >= boundary.next_step or boundary.wish_pending() or self.plateau_due:
+            self._agree(index)
         if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
             self._validate()
-        if watched:
-            self.watched = self.global_step
+        if self.plateau_due:
+            self.plateau_due = False
             self._step_schedulers("step", self.global_step, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
@@ -399,16 +400,17 @@ class FitLoop:
         if self._log_due():
             self.boundary.next_step = self.global_step
 
-    def _agree(self, index: int, watched: bool = False) -> None:
+    def _agree(self, index: int) -> None:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
-        where they are ``watched`` by a scheduler that steps now; they are written at log boundaries only."""
+        where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
         clock = perf_counter()
         at_log = self._log_due()
-        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if at_log or watched else None)
+        known = at_log or self.plateau_due
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if known else None)
         if at_log:
             self.logged = self.global_step
-        if at_log or watched:
+        if known:
             trainer.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
 
@@ -434,9 +436,9 @@ class FitLoop:
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
-        random_state = rng.capture()
         if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
             self.hooks.of_module("on_validation_model_zero_grad")
+        random_state = rng.capture()
         try:
             self.trainer.validate_within_fit()
         except Abandoned as stop:
@@ -485,7 +487,7 @@ class FitLoop:
             "validated": self.validated,
             "ended": self.ended,
             "logged": self.logged,
-            "watched": self.watched,
+            "plateau_due": self.plateau_due,
             "stop": self.boundary.stop and self.boundary.stop_reason is None,  # a time limit may be another next time
             "is_last_batch": self.is_last_batch,
             "batches_seen": self.batches_seen,
@@ -496,7 +498,7 @@ class FitLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
         self.validated, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
-        self.watched = state["watched"]
+        self.plateau_due = state["plateau_due"]
         self.trainer.should_stop = self.boundary.stop = state["stop"]
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]

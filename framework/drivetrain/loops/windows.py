@@ -27,14 +27,15 @@ class Window:
 class Windows:
     """Iterates the windows of ``source`` from batch ``start`` on; the last window of an epoch may be short.
 
-    Ranks that read a stream of unknown length agree on each window that there is one for all (one small gather a
-    step): streams of their own end for all with the shortest; ranks that read a common stream must see the same.
+    Ranks that read a stream of unknown length, or batches of their own, agree on each window that there is one for all
+    and how many samples it has (one small gather a step): batches of their own end for all with the shortest; ranks
+    that read a common stream must see the same.
     """
 
     def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
         self.fit, self.source, self.accumulate = fit, source, accumulate
         self.reader = source.read(start)
-        self.agrees = source.uncounted and source.shard.size > 1
+        self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
 
     def __iter__(self) -> Iterator[Window]:
         timing, reader, k = self.fit.timing, self.reader, self.accumulate

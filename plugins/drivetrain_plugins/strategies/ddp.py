@@ -45,9 +45,9 @@ class _Replica(nn.Module):
         found = super().named_modules(*args, **kwargs)
         return iter(list(found)[::-1]) if self.last_first else found
 
-    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        # The ticket joins the loss in backward only; seen here, it is not taken for a parameter that is unused.
-        return call(batch), self.ticket * 1.0
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> tuple[Any, torch.Tensor]:
+        # The ticket leaves with the outputs: where unused parameters are looked for it would else count as one.
+        return call(batch), self.ticket.view_as(self.ticket)
 
 
 class DistributedDataParallelStrategy(Strategy):
@@ -55,6 +55,7 @@ class DistributedDataParallelStrategy(Strategy):
 
     _replicas: DistributedDataParallel | None = None
     _synchronised = 0
+    _ticket: torch.Tensor  # as it left the forward pass at hand
 
     def connect(self, job: Job) -> None:
         super().connect(job)
@@ -108,7 +109,7 @@ class DistributedDataParallelStrategy(Strategy):
             self.weight, self.contributed = 0.0, False
         with nullcontext() if step.last else replicas.no_sync():
             with self.precision.forward_context():
-                loss, _ = replicas(step.call, step.batch)
+                loss, self._ticket = replicas(step.call, step.batch)
             step.zero_grad()
             try:
                 if loss is not None:
@@ -134,15 +135,15 @@ class DistributedDataParallelStrategy(Strategy):
             return
         factor = share if weighted else share * self.data.size
         scaled = self.precision.scale(loss if factor == 1.0 else loss * factor)
-        self._run_backward(torch.add(scaled, self._replica.ticket, alpha=share), options)
+        self._run_backward(torch.add(scaled, self._ticket, alpha=share), options)
 
     def _join_with_zeros(self) -> None:
         """A rank without a loss must still take part in the reduction that the others are in."""
         if self.options.find_unused_parameters:
-            (self._replica.ticket * 0.0).backward()  # the others are known to be unused, and counted already
+            (self._ticket * 0.0).backward()
             return
         touched = torch.stack([(p * 0.0).sum().to(self._replica.ticket.dtype) for _, p in self._trained]).sum()
-        (touched.nan_to_num(0.0, 0.0, 0.0) + self._replica.ticket * 0.0).backward()
+        (touched.nan_to_num(0.0, 0.0, 0.0) + self._ticket * 0.0).backward()
 
     def _refuse_missing_gradients(self) -> None:
         if self.options.find_unused_parameters:
