@@ -217,20 +217,13 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
     )
     if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
-        _end_with_the_shortest(trainer, found)
+        gather = trainer.strategy.communicator.all_gather_plain
+        for source in found:
+            source.agree_on_length(gather([source.full_length, source.length]))
     for source in found:
         if source.full_length == 0:
             raise ConfigurationError(f"the {which} data is empty: its loader gives no batch.")
     return found
-
-
-def _end_with_the_shortest(trainer: Trainer, found: list[BatchSource]) -> None:
-    """Ranks that read loaders of their own, of known but different lengths, take as many batches as the shortest has.
-    Streams without a length end with the shortest too: see :mod:`drivetrain.loops.windows`."""
-    for source in found:
-        if source.own_stream and source.full_length != float("inf"):
-            mine = torch.tensor([float(source.length)], dtype=torch.float64, device=trainer.strategy.device)
-            source.length = min(int(length) for length in torch.cat(trainer.strategy.gather(mine)).tolist())
 
 
 # -- fit --------------------------------------------------------------------------------------------------------
@@ -242,7 +235,6 @@ def _fit(trainer: Trainer, request: Request) -> None:
             f"train_dataloader gives {len(training)} loaders: give one (a ConcatDataset joins several data sets)."
         )
     trainer.train_source = training[0]
-    training[0].agree_on_length(strategy.communicator.all_gather_plain(training[0].length))
     validates = is_overridden("validation_step", module, TrainModule) and _loader(request, "val") is not None
     validation = sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None

@@ -298,16 +298,18 @@ class BatchSource:
         except (TypeError, NotImplementedError):
             return float("inf")
 
-    def agree_on_length(self, lengths: list[int | float]) -> None:
-        """Learn the ``length`` of every rank: each trains as long as the shortest.
+    def agree_on_length(self, lengths: list[list[int | float]]) -> None:
+        """Learn ``[full_length, length]`` of every rank: all read as many batches as the shortest has.
+
+        Streams without a length end together too: see :mod:`drivetrain.loops.windows`.
 
         Raises:
             ConfigurationError: ranks that share their batches have different numbers of them.
         """
         if self.own_stream:
-            self.uncounted = float("inf") in lengths
-            self.length = self.length if self.uncounted else min(lengths)
-        elif len(set(lengths)) > 1:
+            self.uncounted = any(full == float("inf") for full, _ in lengths)
+            self.length = self.length if self.uncounted else min(length for _, length in lengths)
+        elif any(one != lengths[0] for one in lengths):
             raise ConfigurationError(
                 f"the ranks' loaders have {', '.join(map(str, lengths))} batches: with batch=global every rank must get"
                 " the same data and keeps its part; use batch=per_process and use_distributed_sampler=False for data"

@@ -136,9 +136,10 @@ class Numbers(IterableDataset[Any]):
 
 
 @TWO
-def test_training_ends_with_the_shortest_stream(strategy: str) -> None:
+@pytest.mark.parametrize("limit", [None, 6])
+def test_training_ends_with_the_shortest_stream(limit: int | None, strategy: str) -> None:
     data = DataLoader(Stream(), batch_size=2)
-    run = train(Line, strategy, 2, data=data, batch="per_process", max_epochs=2)
+    run = train(Line, strategy, 2, data=data, batch="per_process", max_epochs=2, limit_train_batches=limit)
     assert run.steps == 10
     pairs = [(rows(14, seed=1)[2 * i : 2 * i + 2], rows(10)[2 * i : 2 * i + 2]) for i in range(5)]
     assert close(run.weights, expected(2 * [[(a, 4), (b, 4)] for a, b in pairs]))
