@@ -130,7 +130,8 @@ def test_under_torchrun(moment: str, tmp_path: Path, repository: Path) -> None:
         from tests.faults.test_failures import Fails, Witness, error
         from tests.runs import loader, train
 
-        train(lambda: Fails({moment!r}, error), "ring", 2, callbacks=[Witness(Path("."))], validation=loader(9, 3, False))
+        witness = Witness(Path("."))
+        train(lambda: Fails({moment!r}, error), "ring", 2, callbacks=[witness], validation=loader(9, 3, False))
     """
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     code, output, errors = programs.run(program, tmp_path, *torchrun, "--log-dir", str(tmp_path / "logs"), timeout=60)

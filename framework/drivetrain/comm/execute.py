@@ -13,8 +13,8 @@ from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.program import Program, compile_program, exchanges
 from drivetrain.comm.schedule import Schedule, ring
 
-# Longer messages cost less processor time, which decides where ranks share cores; shorter ones keep the receiving and the
-# adding thread busy together, which decides where cores are free. See what it costs here:
+# Longer messages cost less processor time, which decides where ranks share cores; shorter ones keep the receiving
+# and the adding thread busy together, which decides where cores are free. See what it costs here:
 # ``python -m drivetrain.bench ring --segment-mb 1,2,4,8,16,1000``.
 SEGMENT_BYTES = 8 * 2**20
 
