@@ -312,8 +312,8 @@ class BatchSource:
         elif any(one != lengths[0] for one in lengths):
             raise ConfigurationError(
                 f"the ranks' loaders have {', '.join(str(n) for _, n in lengths)} batches: with batch=global every rank"
-                " must get the same data and keeps its part; use batch=per_process and use_distributed_sampler=False for data"
-                " that is split by rank."
+                " must get the same data and keeps its part; use batch=per_process and use_distributed_sampler=False"
+                " for data that is split by rank."
             )
 
     def set_epoch(self, epoch: int) -> None:
