@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-
-_STORED = (type(iter([])), type(iter(())), type(iter(range(0))))  # iterators over what is there draw nothing
+_STORED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))  # iterators over what is there draw nothing
 
 
 class PrivateRandom:
