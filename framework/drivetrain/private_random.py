@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
-_STORED: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))  # iterators over what is there draw nothing
+_STORED: tuple[type, ...] = (
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+)  # iterators over what is there draw nothing
 
 
 class PrivateRandom:
