@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from drivetrain.errors import Interrupted
 from drivetrain.launch import failure
 from drivetrain.launch.nodes import FixedNodes
-from drivetrain.launch.worker import Assignment, run
+from drivetrain.launch.worker import Assignment, run, started
 
 POLL = 0.02  # seconds between two looks at the workers
 ECHO = 2.0  # seconds that the cause may take to report after its echo in another rank
@@ -124,9 +124,10 @@ class Agent(LocalElasticAgent):
         job = replace(self._assignment.job, attempt=self.nodes.attempt)
         worker_group.spec.args = (replace(self._assignment, job=job),)
         with _without_main(self._start_method):
-            started = super()._start_workers(worker_group)
+            processes = super()._start_workers(worker_group)
+        (self._assignment.folder / started(job.attempt)).touch()
         self._stop.groups = [process.pid for process in self._processes().values()]
-        return started
+        return processes
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._stop.signum is not None:

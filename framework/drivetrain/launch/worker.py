@@ -12,6 +12,7 @@ import pickle
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +57,7 @@ def run(assignment: Assignment) -> bytes:
     Pickled here, because torch's queue would move tensors through shared memory, of which a container may have little.
     """
     _bind_to_parent(assignment.parent)
+    _await_siblings(assignment)
     os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
     job = place(assignment.job)
     log = _redirect(assignment.log_dir, job)
@@ -82,6 +84,24 @@ def run(assignment: Assignment) -> bytes:
     sys.stdout.flush()
     sys.stderr.flush()
     return result
+
+
+def _await_siblings(assignment: Assignment) -> None:
+    """Wait until the parent has forked all workers of this attempt.
+
+    A worker that joins the store while the next one is being forked has the parent's store thread at work; a lock that
+    this thread holds at that moment (of the resolver, of a log) would stay locked for ever in the forked process.
+    """
+    gate = assignment.folder / started(assignment.job.attempt)
+    while not gate.exists():
+        if not assignment.folder.exists():
+            sys.exit(1)  # the launcher is gone
+        time.sleep(0.002)
+
+
+def started(attempt: int) -> str:
+    """Name of the file that says that all workers of this node are there."""
+    return f"started_{attempt}"
 
 
 def place(job: Job) -> Job:
