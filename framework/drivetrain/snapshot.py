@@ -6,6 +6,7 @@ checkpoint dictionary where there is one. ``own`` belongs to one rank and is use
 
 from __future__ import annotations
 
+import sys
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ from drivetrain.checkpoint import rng
 from drivetrain.errors import CheckpointError, TrainingError
 
 if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
 
@@ -61,6 +63,7 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
         own = {
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),
+            "torchmetrics": _metric_states(module),
         }
     trainer.hooks.of_callbacks("on_save_checkpoint", shared)
     module.on_save_checkpoint(shared)
@@ -153,6 +156,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     _restore_metrics(trainer, shared["metrics"])
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
+        _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
     elif trainer.is_global_zero:
         warnings.warn(
@@ -195,3 +199,32 @@ def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
             f"the checkpoint does not fit {type(module).__name__}: missing {missing[:5] or 'nothing'}, unknown"
             f" {extra[:5] or 'nothing'}: build the module as it was saved, or set strict_loading = False."
         )
+
+
+def _torchmetrics_of(module: TrainModule) -> dict[str, Any]:
+    """The module's torchmetrics metrics by name; none where torchmetrics is not even imported."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is None:
+        return {}
+    return {name: child for name, child in module.named_modules() if isinstance(child, torchmetrics.Metric)}
+
+
+def _metric_states(module: TrainModule) -> dict[str, Any]:
+    """What this rank's torchmetrics metrics have gathered of the epoch; not among the weights unless persistent."""
+    return {
+        name: {
+            "updates": metric._update_count,
+            "state": {key: list(v) if isinstance(v, list) else v.clone() for key, v in metric.metric_state.items()},
+        }
+        for name, metric in _torchmetrics_of(module).items()
+    }
+
+
+def _load_metric_states(module: TrainModule, saved: dict[str, Any]) -> None:
+    for name, metric in _torchmetrics_of(module).items():
+        if name in saved:
+            for key, value in saved[name]["state"].items():
+                moved = [v.to(metric.device) for v in value] if isinstance(value, list) else value.to(metric.device)
+                setattr(metric, key, moved)
+            metric._update_count = saved[name]["updates"]
+            metric._computed = None
