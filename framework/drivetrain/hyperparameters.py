@@ -9,23 +9,8 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
+from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import ConfigurationError, nearest
-
-
-class AttributeDict(dict[str, Any]):
-    """A dict whose keys are attributes too."""
-
-    def __getattr__(self, key: str) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            raise AttributeError(f"no hyper-parameter {key!r}: {nearest(key, self)}") from None
-
-    def __setattr__(self, key: str, value: Any) -> None:
-        self[key] = value
-
-    def __delattr__(self, key: str) -> None:
-        del self[key]
 
 
 class HyperparametersMixin:

@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import CheckpointError
 
 TAG = "drivetrain:type"
@@ -49,19 +50,6 @@ TensorHook = Callable[[tuple[Key, ...], torch.Tensor], Any]
 
 _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple)}
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-
-
-class AttributeDict(dict[str, Any]):
-    """A dictionary whose keys are attributes too. Configurations and namespaces come back as this."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"no key {name!r}; known: {', '.join(map(str, self)) or 'none'}") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
 
 
 def describe(path: tuple[Key, ...]) -> str:
