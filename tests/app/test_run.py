@@ -100,3 +100,18 @@ def test_parts_by_name_target_and_with_what_is_missing() -> None:
         worker.part({}, "early_stopping", "callbacks")
     with pytest.raises(ConfigurationError, match="cannot be imported"):
         worker.build({"_target_": "tests.app.tiny.Nothing"}, "model")
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [("optimizer.lr=fast", "not supported between instances"), ("optimizer.lr=-1", "Invalid learning rate: -1")],
+)
+def test_what_an_optimizer_refuses_is_one_sentence(
+    tiny: list[str], word: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run([*tiny, "strategy=ddp", "optimizer=sgd", word, "hydra.run.dir=refused"]) == 2
+    told = capfd.readouterr().err
+    assert told.startswith(f"error: optimizer ({word.partition('.')[2]}")
+    assert reason in told
+    assert "Traceback" not in told
+    assert run_of("refused")["status"] == "failed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,16 +139,37 @@ def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: B
 
 
 def _module(config: Mapping[str, Any]) -> Any:
-    partials = {key: build(config[key], key) for key in ("optimizer", "scheduler") if config.get(key)}
+    partials = {key: _Part.of(build(config[key], key), key) for key in ("optimizer", "scheduler") if config.get(key)}
     return _made(config["model"], "model", partials)
+
+
+class _Part(partial[Any]):
+    """An optimizer or scheduler that the module makes: what its class refuses is a mistake in the config."""
+
+    where = ""
+
+    @classmethod
+    def of(cls, made: Any, where: str) -> Any:
+        if not isinstance(made, partial):
+            return made
+        part = cls(made.func, *made.args, **made.keywords)
+        part.where = where
+        return part
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            given = ", ".join(f"{name}={value}" for name, value in self.keywords.items())
+            raise ConfigurationError(f"{self.where} ({given}) is refused: {error}") from error
 
 
 def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
     """The object of a ``_target_`` config and ``more``, its arguments checked by name."""
-    partial = build({**group, "_partial_": True}, where)
-    arguments, what = {**partial.keywords, **more}, f"{where}._target_={group['_target_']}"
-    _accepts(partial.func, arguments, what)
-    return _called(partial.func, arguments, what)
+    made = build({**group, "_partial_": True}, where)
+    arguments, what = {**made.keywords, **more}, f"{where}._target_={group['_target_']}"
+    _accepts(made.func, arguments, what)
+    return _called(made.func, arguments, what)
 
 
 def build(group: Mapping[str, Any], where: str) -> Any:
