@@ -1,0 +1,217 @@
+"""Pipeline parallelism: each rank trains consecutive blocks of one network, on torch.distributed.pipelining.
+
+Every rank reads the whole batch and cuts it into the same pieces. On the first rank the module's step is run up to the
+network, to learn what the network is given; on the last rank it is run with what came out of the pipeline, and its loss
+is where backward starts. So losses, logged values and predictions come from the last rank; the loops bring them to all.
+Between steps a rank's parameters of other stages are stale; they are brought up to date where they are saved and when
+training ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.comm.communicator import Communicator
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch import Job
+from drivetrain.module import TrainModule
+from drivetrain.named_optimizer import named_state, parameter_names
+from drivetrain.sharding import batch_size, take
+from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+from drivetrain_plugins.strategies.pipeline_capture import Call, Capture
+from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
+from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
+from drivetrain_plugins.strategies.spread import gather_states, spread
+
+
+class Pipeline(Strategy):
+    """Exact: micro-batches of any size, weights by samples, tied weights summed over the stages that share them."""
+
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        self.data = Shard(lockstep=True)
+        self.line = self.communicator  # the ranks that one batch flows through
+        # Numbers that the hosts read at every step go round the devices, which then need not be waited for.
+        self.hosts = self.line
+        if self.line.device.type != "cpu":
+            self.hosts = Communicator(dist.new_group(backend="gloo"), "cpu", "pipeline hosts")
+
+    # -- cutting ------------------------------------------------------------------------------------------------
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        self.module = module
+        if stage == "fit" and module.overrides_backward:
+            raise ConfigurationError(
+                f"{type(module).__name__} overrides backward, which a pipeline runs in pieces of its own: remove it or"
+                " use strategy=ddp."
+            )
+        self.precision.convert_module(module)
+        path, network = find_network(module, self.options.network)
+        each = self.options.virtual_stages if self.options.schedule == "interleaved_1f1b" else 1
+        ranks = self.line.world_size
+        stages = cut(path, network, each * ranks, self.precision.forward_context)
+        self.mine = [self.line.rank + i * ranks for i in range(each)]
+        self._place(path, [stages[i] for i in self.mine])
+        self.capture = Capture(module, path, network)
+        assert self.line.group is not None
+        self.schedules = Schedules(list(stages), self.mine, self.options, self.line.group, self.device)
+        self._own(stages, network)
+
+    def _place(self, path: str, mine: list[nn.Module]) -> None:
+        """This rank's stages, and what lies outside of the network, go to the device; other stages stay on the host."""
+        parent_path, _, name = path.rpartition(".")
+        parent = self.module.get_submodule(parent_path)
+        network = parent._modules[name]
+        parent._modules[name] = None
+        try:
+            self.module.to(self.device)
+        finally:
+            parent._modules[name] = network
+        for stage in mine:
+            stage.to(self.device)
+
+    def _own(self, stages: list[Any], network: nn.Module) -> None:
+        """Who holds which parameter and buffer; parameters that stages of several ranks share are tied."""
+        ranks = self.line.world_size
+        names = parameter_names(self.module)
+        holders: dict[str, list[int]] = {}
+        buffers: dict[int, int] = {}
+        for index, stage in enumerate(stages):
+            for parameter in stage.parameters():
+                known = holders.setdefault(names[id(parameter)], [])
+                if index % ranks not in known:
+                    known.append(index % ranks)
+            buffers |= {id(b): index % ranks for b in stage.buffers()}
+        self.holders = {name: sorted(known) for name, known in holders.items()}
+        self.parameters = {name: p for name, p in self.module.named_parameters() if name in self.holders}
+        self.held = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank in known}
+        self.counted = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank == known[0]}
+        self.ties: list[tuple[Tensor, Communicator]] = []
+        groups = sorted({tuple(known) for known in self.holders.values() if len(known) > 1})
+        for members in groups:
+            group = self.line.sub(members, f"tied {members}")
+            if group is not None:
+                tied = [self.parameters[n] for n, known in self.holders.items() if tuple(known) == members]
+                self.ties += [(p, group) for p in tied if p.requires_grad]
+        self.sources: list[dict[str, Tensor]] = [{} for _ in range(ranks)]
+        for name, parameter in self.parameters.items():
+            self.sources[self.holders[name][0]][name] = parameter
+        for name, buffer in self.module.named_buffers():
+            self.sources[buffers.get(id(buffer), ranks - 1)][name] = buffer
+
+    def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
+        optimizers = make()
+        names = parameter_names(self.module)
+        self.group_names: list[list[list[str]]] = []
+        for optimizer in optimizers:
+            listed = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
+            self.group_names.append(listed)
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if id(p) in self.held]
+        return optimizers
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def forward_backward(self, step: Step) -> Tensor | None:
+        if step.first:
+            self.weight, self.contributed = 0.0, False
+        step.zero_grad()
+        total = batch_size(step.batch) or 1
+        share, losses, weights = step.share, [], []
+
+        def record(piece: Any) -> Call:
+            return self.capture.record(step.call, piece)
+
+        start = 0
+        for pieces, size in runs(total, self.options.microbatches):
+            rows = slice(start, start + pieces * size)
+
+            def loss_of(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
+                piece = take(step.batch, total, slice(start + number * size, start + (number + 1) * size))
+                with self.precision.forward_context():
+                    loss = self.capture.answer(lambda b: step.call(b, size / total), piece, output)
+                if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
+                    return output.sum() * 0.0
+                weight = step.share if step.weighted else share * (size / total)
+                step.before_backward(loss)
+                losses.append(loss.detach())
+                weights.append(weight)
+                return loss * weight
+
+            self.schedules.run(step.batch, rows, pieces, record, loss_of, total)
+            start = rows.stop
+        step.after_backward()
+        if not losses:
+            return None
+        self.contributed = True
+        if step.weighted:
+            step.share = sum(weights)
+            self.weight += step.share
+        if len(losses) == 1:
+            return losses[0]
+        return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+
+    def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        for parameter, group in self.ties:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            group.all_reduce(parameter.grad)
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        """The last rank knows what the window weighed and whether it had any loss."""
+        last = self.line.world_size - 1
+        known = torch.tensor([self.weight, float(self.contributed)], dtype=torch.float64)
+        weight, contributed = self.hosts.broadcast(known, last).tolist()
+        if not contributed:
+            raise SkipStep
+        if weight:
+            self.scale_gradients(optimizer, 1.0 / weight)
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
+        if algorithm == "value":
+            return super().clip_gradients(optimizer, value, algorithm)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None and id(p) in self.counted]
+        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(1, device=self.device)
+        square = norms.to(torch.float64).square().sum()
+        norm = self.line.all_reduce(square.to(self.line.device)).sqrt().to(self.device)
+        if value != float("inf"):
+            self.scale_gradients(optimizer, torch.clamp(value / (norm + 1e-6), max=1.0))
+        return norm
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        total = batch_size(batch) or 1
+        outputs, start = [], 0
+        for pieces, size in runs(total, self.options.microbatches):
+            rows = slice(start, start + pieces * size)
+            outputs.append(
+                self.schedules.run(batch, rows, pieces, lambda b: self.capture.record(call, b), None, total)
+            )
+            start = rows.stop
+        if not self.schedules.last:
+            return None
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        with self.precision.forward_context():
+            return self.capture.answer(call, batch, output)
+
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        self._spread()
+        states = []
+        for optimizer, listed in zip(optimizers, self.group_names if optimizers else [], strict=True):
+            named = named_state(self.module, optimizer)
+            groups = [{**g, "params": names} for g, names in zip(named["param_groups"], listed, strict=True)]
+            states.append({"state": gather_states(self.line, named["state"]), "param_groups": groups})
+        return {"module": self.module.state_dict(), "optimizers": states, "precision": self.precision.state_dict()}
+
+    def _spread(self) -> None:
+        """Every rank's copy of every stage up to date."""
+        for rank, tensors in enumerate(self.sources):
+            spread(self.line, tensors, rank)
+
+    def finish(self) -> None:
+        self._spread()
