@@ -425,6 +425,12 @@ class Trainer(TrainerState):
         finally:
             self._consensus -= 1
 
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        """The model's whole weights by name, as they are validated and saved, however the strategy holds them. Every
+        training rank calls it at the same point; complete on the first rank."""
+        with self.consensus():
+            return {name: tensor.detach().clone() for name, tensor in self.strategy.state_dict([])["module"].items()}
+
     def remember_modes(self) -> None:
         self._modes = {name: child.training for name, child in self.lightning_module.named_modules()}
 
