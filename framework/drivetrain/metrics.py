@@ -48,6 +48,7 @@ _EPOCH_HOOKS = frozenset(
 )
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
 _REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean", "gmean": "gmean"}
+_SAID = ("mean", "sum", "max", "min", "gmean")
 _MEANS = frozenset({"mean", "gmean"})  # the geometric mean is kept as the mean of logarithms until ranks are combined
 _OBJECT = "object:"  # the reduction of a metric that reduces itself, followed by its path in the module
 _FOLD = 512  # pending values are folded into the sum when there are this many, to bound memory
@@ -290,7 +291,7 @@ class Metrics:
         called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
         if called not in _REDUCTIONS:
             raise TrainingError(
-                f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), ('mean', 'sum', 'max', 'min', 'gmean'))}"
+                f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}"
             )
         metric = None
         torchmetrics = sys.modules.get("torchmetrics")

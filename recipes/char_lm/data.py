@@ -97,7 +97,7 @@ class LibraryText(DataModule):
 
 
 class Pieces(Dataset[Batch]):
-    """Pieces of text ``(N, T + 1)`` kept as bytes; a whole batch is fetched at once, by numpy, which starts no threads."""
+    """Pieces of text ``(N, T + 1)`` kept as bytes; numpy, which starts no threads, fetches whole batches."""
 
     def __init__(self, pieces: np.ndarray) -> None:
         self.pieces = pieces

@@ -80,6 +80,11 @@ class CharLM(TrainModule):
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross entropy in nats a byte."""
         tokens, following = batch
+        if tokens.shape[1] > self.model.context:
+            raise ConfigurationError(
+                f"model.context={self.model.context} is shorter than the data's {tokens.shape[1]} tokens:"
+                " make it equal to data.context."
+            )
         return functional.cross_entropy(self.model(tokens).flatten(0, 1), following.flatten())
 
     def configure_optimizers(self) -> Any:

@@ -46,7 +46,7 @@ def test_a_number_that_is_too_small(key: str) -> None:
 
 
 def test_no_text(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no \\*.py or \\*.txt"):
+    with pytest.raises(ConfigurationError, match=r"no \*.py or \*.txt"):
         LibraryText(dir=tmp_path).setup("fit")
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(ConfigurationError, match="fewer than ten pieces"):
@@ -56,6 +56,12 @@ def test_no_text(tmp_path: Path) -> None:
 def test_heads_divide_the_width() -> None:
     with pytest.raises(ConfigurationError, match="heads=3"):
         CharLM(heads=3, width=64)
+
+
+def test_sequences_longer_than_the_model_allows() -> None:
+    tokens = torch.zeros(2, 9, dtype=torch.int64)
+    with pytest.raises(ConfigurationError, match=r"model\.context=8 is shorter than the data's 9"):
+        CharLM(context=8).loss((tokens, tokens))
 
 
 def test_no_place_sees_what_comes_after() -> None:
