@@ -8,7 +8,7 @@ declaration; nothing asks for a strategy's name or class.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,9 @@ class Support:
 
     Attributes:
         fidelity: ``"exact"`` when a run equals ``single``'s, else what is kept, in words.
+        exact_with: the options under which a run equals ``single``'s (``{}``: the defaults); ``None``: it never does.
+        tolerance: largest difference of an exact run's losses and weights from ``single``'s, in the highest precision
+            that the strategy takes.
         precisions: registered precision names it takes.
         accelerators: devices it runs on.
         clipping: subset of ``{"norm", "value"}``.
@@ -88,6 +91,8 @@ class Support:
     """
 
     fidelity: str = "exact"
+    exact_with: Mapping[str, Any] | None = field(default_factory=dict)
+    tolerance: float = 1e-10
     precisions: frozenset[str] = ALL_PRECISIONS
     accelerators: frozenset[str] = frozenset({"cpu", "cuda"})
     clipping: frozenset[str] = frozenset({"norm", "value"})

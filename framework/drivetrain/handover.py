@@ -56,8 +56,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         result = None
     weights = {}
     if request.stage == "fit" and trainer.strategy.trains:
-        with trainer.consensus():  # rank 0 hands them over; a strategy that spreads them needs everybody for it
-            weights = trainer.strategy.state_dict([])["module"]
+        weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
     if job.local_rank == 0:
         module, fit = request.module, trainer.fit_loop
         state = {

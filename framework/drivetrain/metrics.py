@@ -9,6 +9,7 @@ logged different names take part with what they have.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -46,7 +47,9 @@ _EPOCH_HOOKS = frozenset(
     for moment in ("_start", "_epoch_start", "_epoch_end")
 )
 _REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
-_REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean"}
+_REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean", "gmean": "gmean"}
+_SAID = ("mean", "sum", "max", "min", "gmean")
+_MEANS = frozenset({"mean", "gmean"})  # the geometric mean is kept as the mean of logarithms until ranks are combined
 _OBJECT = "object:"  # the reduction of a metric that reduces itself, followed by its path in the module
 _FOLD = 512  # pending values are folded into the sum when there are this many, to bound memory
 
@@ -114,7 +117,7 @@ class Entry:
         total, weight = self.total, self.weight
         if step is not None:
             value = float(step[1])
-            total, weight = (value * step[2], step[2]) if self.reduction == "mean" else (value, 1.0)
+            total, weight = (value * step[2], step[2]) if self.reduction in _MEANS else (value, 1.0)
         elif self.metric is not None:
             return Column(_OBJECT + self.path, 0.0, 1.0, self.title, self.prog_bar, self.logger)
         return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger)
@@ -129,7 +132,7 @@ class Entry:
         values = _host([value for value, _ in self.pending])
         weights = [weight for _, weight in self.pending]
         self.pending.clear()
-        if self.reduction == "mean":
+        if self.reduction in _MEANS:
             for value, weight in zip(values, weights, strict=True):
                 self.total += value * weight
                 self.weight += weight
@@ -231,6 +234,8 @@ class Metrics:
                 raise TrainingError(
                     f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
                 ) from None
+        if entry.reduction == "gmean":
+            value = value.double().log() if isinstance(value, Tensor) else math.log(value)
         if batch is None:
             weight = float(batch_size or 1)
         elif batch_size is None:
@@ -285,9 +290,7 @@ class Metrics:
             )
         called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
         if called not in _REDUCTIONS:
-            raise TrainingError(
-                f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), ('mean', 'sum', 'max', 'min'))}"
-            )
+            raise TrainingError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
         metric = None
         torchmetrics = sys.modules.get("torchmetrics")
         if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
@@ -450,7 +453,7 @@ class Metrics:
 def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:
     """Two pieces of one batch as one value."""
     (index, first, weight), (_, second, more) = a, b
-    if reduction == "mean":
+    if reduction in _MEANS:
         return index, (first * weight + second * more) / (weight + more), weight + more
     values = (float(first), float(second))
     return index, sum(values) if reduction == "sum" else max(values) if reduction == "max" else min(values), 1.0
@@ -467,6 +470,7 @@ def _combine(name: str, tables: list[dict[str, Column]]) -> float | None:
     kind = kinds.pop()
     if kind.startswith(_OBJECT):
         return None
-    if kind == "mean":
-        return sum(totals) / sum(column.weight for column in found)
+    if kind in _MEANS:
+        mean = sum(totals) / sum(column.weight for column in found)
+        return mean if kind == "mean" else float(torch.tensor(mean, dtype=torch.float64).exp())
     return sum(totals) if kind == "sum" else max(totals) if kind == "max" else min(totals)

@@ -188,7 +188,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
             on_step: log the value of the step at log boundaries (default in training hooks of a batch).
             on_epoch: log the mean over the epoch (default elsewhere).
             reduce_fx: ``"mean"``, ``"sum"``, ``"max"`` or ``"min"`` (or torch's function of that name), over
-                batches and over ranks.
+                batches and over ranks; ``"gmean"``, the geometric mean, makes ``loss.exp()`` a perplexity.
             add_dataloader_idx: append ``/dataloader_idx_N`` where there are several loaders.
             batch_size: weight of the value in means; by default this rank's samples in the batch.
             rank_zero_only: log on rank 0 only.

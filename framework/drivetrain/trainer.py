@@ -17,6 +17,7 @@ from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.compilation import check_compile
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import Job
@@ -72,6 +73,7 @@ class Trainer(TrainerState):
             each replica gets batches of that size.
         seed: seeds everything before the module is built by a recipe, and the shuffle; None keeps torch's seed.
         nonfinite: a loss that is not finite: ``"raise"``, ``"skip"`` the step, or ``"warn"``.
+        compile: compile the module's networks with ``torch.compile``: True (inductor) or the name of a backend.
         return_weights: whether a call that starts workers brings the trained weights back into the caller's module.
         backend: ``"gloo"`` or ``"nccl"``; by the accelerator otherwise.
         node_rank, master_addr, master_port, start_timeout: several nodes without torchrun.
@@ -122,6 +124,7 @@ class Trainer(TrainerState):
         batch: str = "global",
         seed: int | None = None,
         nonfinite: str = "raise",
+        compile: bool | str = False,
         loss_scale: float | str | None = None,
         return_weights: bool = True,
         backend: str | None = None,
@@ -133,6 +136,7 @@ class Trainer(TrainerState):
     ) -> None:
         given = dict(locals())
         check_arguments(given)
+        check_compile(compile)
         if barebones:
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
             num_sanity_val_steps = 0
@@ -172,6 +176,7 @@ class Trainer(TrainerState):
         self.batch = batch
         self.seed = seed
         self.nonfinite = nonfinite
+        self.compile = compile
         self.return_weights = return_weights
         self.node_rank = node_rank
         self.master_addr = master_addr
@@ -213,6 +218,7 @@ class Trainer(TrainerState):
             accumulation=self.accumulate_grad_batches,
             clip_value=self.gradient_clip_val or None,
             clip_algorithm=self.gradient_clip_algorithm or "norm",
+            compile=bool(self.compile),
             batch=self.batch,
             automatic_optimization=automatic,
             optimizers=optimizers,
@@ -424,6 +430,12 @@ class Trainer(TrainerState):
                     yield
         finally:
             self._consensus -= 1
+
+    def full_weights(self) -> dict[str, torch.Tensor]:
+        """The model's whole weights by name, as they are validated and saved, however the strategy holds them. Every
+        training rank calls it at the same point; complete on the first rank."""
+        with self.consensus():
+            return {name: tensor.detach().clone() for name, tensor in self.strategy.state_dict([])["module"].items()}
 
     def remember_modes(self) -> None:
         self._modes = {name: child.training for name, child in self.lightning_module.named_modules()}

@@ -107,18 +107,24 @@ def test_flags_name_the_metrics_as_lightning_does(on_step: bool | None, on_epoch
 
 
 # -- reductions and weights -------------------------------------------------------------------------------------
+def _reduce(name: str, x: torch.Tensor) -> torch.Tensor:
+    if name == "gmean":
+        return x.abs().log().mean().exp()
+    return {"mean": x.mean, "sum": x.sum, "max": x.max, "min": x.min}[name]()
+
+
 @pytest.mark.parametrize("devices", [1, 2, 3])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min", torch.mean, torch.sum, torch.max, max])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min", "gmean", torch.mean, torch.sum, torch.max, max])
 def test_reductions_over_batches_and_ranks(reduction: Any, devices: int) -> None:
     name = reduction if isinstance(reduction, str) else reduction.__name__
 
     def step(module: Any, batch: Any, batch_idx: int) -> None:
         x = batch[0][:, 0]
-        value = {"mean": x.mean, "sum": x.sum, "max": x.max, "min": x.min}[name]()
+        value = _reduce(name, x)
         module.log("x", value, reduce_fx=reduction)
 
     x = dataset(23).tensors[0][:, 0]
-    expected = {"mean": x.mean, "sum": x.sum, "max": x.max, "min": x.min}[name]()
+    expected = _reduce(name, x)
     metrics = _logged(step, strategy="single" if devices == 1 else "ddp", devices=devices)
     assert metrics["x"] == pytest.approx(float(expected), rel=1e-12)
 

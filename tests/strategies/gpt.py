@@ -1,0 +1,38 @@
+"""A GPT of a few thousand parameters and its data: what every strategy is compared on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from recipes.char_lm.module import CharLM
+from tests.runs import seeded
+
+VOCAB, CONTEXT = 32, 12
+
+
+class TinyGPT(CharLM):
+    """Four blocks of width 16. Made from a fixed seed, with weights large enough for gradients to matter."""
+
+    def __init__(self, tied: bool = False, layers: int = 4, heads: int = 4) -> None:
+        super().__init__(vocab=VOCAB, context=CONTEXT, layers=layers, heads=heads, width=16, tied=tied, warmup_steps=5)
+        self.hparams.clear()
+        self.save_hyperparameters("tied", "layers", "heads")
+        made = seeded(lambda: type(self.model)(VOCAB, CONTEXT, layers, heads, 16, tied=tied))
+        self.model.load_state_dict({name: value * 5 for name, value in made.state_dict().items()})
+
+
+def tiny_gpt(tied: bool = False) -> TinyGPT:
+    return TinyGPT(tied)
+
+
+def tokens(samples: int = 59) -> TensorDataset:
+    """Random sequences and what follows each place; 59 leave a tail under every batch size that is used."""
+    drawn = torch.randint(VOCAB, (samples, CONTEXT + 1), generator=torch.Generator().manual_seed(5))
+    return TensorDataset(drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous())
+
+
+def token_loader(samples: int = 59, batch_size: int = 8, shuffle: bool = True) -> DataLoader[Any]:
+    return DataLoader(tokens(samples), batch_size=batch_size, shuffle=shuffle)
