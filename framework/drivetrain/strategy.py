@@ -120,6 +120,7 @@ class Strategy:
         communicator: the ranks that train (and checkpoint) together.
         data: the part of each batch that this rank reads.
         trains: whether this rank runs the loop.
+        predicts: whether predictions that are made here are handed over; of ranks that make the same, or none, one does.
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
     """
@@ -133,6 +134,7 @@ class Strategy:
         self.communicator = Communicator()
         self.data = Shard()
         self.trains = True
+        self.predicts = True
         self.holds_part = False
         self.module: TrainModule
 

@@ -36,6 +36,7 @@ class Pipeline(Strategy):
     def connect(self, job: Job) -> None:
         super().connect(job)
         self.data = Shard(lockstep=True)
+        self.predicts = self.communicator.rank == self.communicator.world_size - 1
         self.line = self.communicator  # the ranks that one batch flows through
         # Numbers that the hosts read at every step go round the devices, which then need not be waited for.
         self.hosts = self.line
