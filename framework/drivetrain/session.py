@@ -86,7 +86,9 @@ def check(trainer: Trainer, request: Request) -> None:
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} needs automatic optimisation: {name} steps its"
             " optimizers itself and can do so every so many batches."
         )
-    refuse(trainer.plan(stages=(stage,), automatic=module.automatic_optimization), trainer.declaration)
+    plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
+    refuse(plan, trainer.declaration)
+    trainer.strategy.check_module(module, plan)
 
 
 def _loader(request: Request, which: str) -> Any:

@@ -6,6 +6,7 @@ complete single-process strategy; a family overrides only what it bends.
 ===  ==============================  ===================================================  ==========================
  #   entry                           called                                               default
 ===  ==============================  ===================================================  ==========================
+ 0   ``check_module(module, plan)``  before any process starts                            nothing
  1   ``connect(job)``                once, before the module is set up                    one rank, no group
  2   ``serve()``                     instead of the loop where ``trains`` is false        an error
  3   ``init_context()``              around ``configure_model``                           the precision's
@@ -41,7 +42,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.declaration import Support
+from drivetrain.declaration import Plan, Support
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.optimizer import calls_closure_once
@@ -120,7 +121,7 @@ class Strategy:
         communicator: the ranks that train (and checkpoint) together.
         data: the part of each batch that this rank reads.
         trains: whether this rank runs the loop.
-        predicts: whether predictions that are made here are handed over; of ranks that make the same, or none, one does.
+        predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
     """
@@ -139,6 +140,10 @@ class Strategy:
         self.module: TrainModule
 
     # -- coming to be -------------------------------------------------------------------------------------------
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        """Raise :class:`ConfigurationError` where ``module`` cannot be trained so. Called before workers start, with
+        what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
+
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
+from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
@@ -26,6 +27,7 @@ from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.strategies.pipeline_capture import Call, Capture
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
+from drivetrain_plugins.strategies.pipeline_random import stream
 from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
 from drivetrain_plugins.strategies.spread import gather_states, spread
 
@@ -44,6 +46,15 @@ class Pipeline(Strategy):
             self.hosts = Communicator(dist.new_group(backend="gloo"), "cpu", "pipeline hosts")
 
     # -- cutting ------------------------------------------------------------------------------------------------
+    @property
+    def _each(self) -> int:
+        """Stages on each rank."""
+        return self.options.virtual_stages if self.options.schedule == "interleaved_1f1b" else 1
+
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if any(True for _ in module.parameters()):  # else configure_model makes the network
+            cut(*find_network(module, self.options.network), self._each * plan.world_size)
+
     def prepare(self, module: TrainModule, stage: str) -> None:
         self.module = module
         if stage == "fit" and module.overrides_backward:
@@ -53,8 +64,7 @@ class Pipeline(Strategy):
             )
         self.precision.convert_module(module)
         path, network = find_network(module, self.options.network)
-        each = self.options.virtual_stages if self.options.schedule == "interleaved_1f1b" else 1
-        ranks = self.line.world_size
+        each, ranks = self._each, self.line.world_size
         stages = cut(path, network, each * ranks, self.precision.forward_context)
         self.mine = [self.line.rank + i * ranks for i in range(each)]
         self._place(path, [stages[i] for i in self.mine])
@@ -121,30 +131,23 @@ class Pipeline(Strategy):
         if step.first:
             self.weight, self.contributed = 0.0, False
         step.zero_grad()
-        total = batch_size(step.batch) or 1
-        share, losses, weights = step.share, [], []
+        total, share = batch_size(step.batch) or 1, step.share
+        losses: list[Tensor] = []
+        weights: list[float] = []
 
-        def record(piece: Any) -> Call:
-            return self.capture.record(step.call, piece)
+        def loss_of(output: Tensor, piece: Any, fraction: float) -> Tensor:
+            with self.precision.forward_context():
+                loss = self.capture.answer(lambda b: step.call(b, fraction), piece, output)
+            if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
+                return output.sum() * 0.0
+            weight = step.share if step.weighted else share * fraction
+            step.before_backward(loss)
+            losses.append(loss.detach())
+            weights.append(weight)
+            return loss * weight
 
-        start = 0
-        for pieces, size in runs(total, self.options.microbatches):
-            rows = slice(start, start + pieces * size)
-
-            def loss_of(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
-                piece = take(step.batch, total, slice(start + number * size, start + (number + 1) * size))
-                with self.precision.forward_context():
-                    loss = self.capture.answer(lambda b: step.call(b, size / total), piece, output)
-                if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
-                    return output.sum() * 0.0
-                weight = step.share if step.weighted else share * (size / total)
-                step.before_backward(loss)
-                losses.append(loss.detach())
-                weights.append(weight)
-                return loss * weight
-
-            self.schedules.run(step.batch, rows, pieces, record, loss_of, total)
-            start = rows.stop
+        trainer = self.module.trainer
+        self._flow(step.batch, total, ("fit", trainer.current_epoch, step.index), step.call, loss_of)
         step.after_backward()
         if not losses:
             return None
@@ -155,6 +158,38 @@ class Pipeline(Strategy):
         if len(losses) == 1:
             return losses[0]
         return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+
+    def _flow(
+        self,
+        batch: Any,
+        total: int,
+        key: tuple[int | str, ...],
+        call: Callable[[Any], Any],
+        loss_of: Callable[[Tensor, Any, float], Tensor] | None,
+    ) -> list[Any]:
+        """Run a batch through the pipeline. ``key`` names it for the random streams. Gives the outputs on the last
+        rank where nothing is trained; else ``loss_of(output, piece, its fraction of the samples)`` is called there."""
+        key = (self.module.trainer.data_seed, *key)
+        outputs, start = [], 0
+        for pieces, size in runs(total, self.options.microbatches):
+            rows = slice(start, start + pieces * size)
+
+            def record(piece: Any, number: int, start: int = start) -> Call:
+                with self.precision.forward_context(), stream(self.device, *key, "step", start, number):
+                    return self.capture.record(call, piece)
+
+            def loss(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
+                piece = take(batch, total, slice(start + number * size, start + (number + 1) * size))
+                assert loss_of is not None
+                with stream(self.device, *key, "step", start, number):
+                    return loss_of(output, piece, size / total)
+
+            with stream(self.device, *key, "stage", start, self.line.rank):
+                outputs.append(
+                    self.schedules.run(batch, rows, pieces, record, None if loss_of is None else loss, total)
+                )
+            start = rows.stop
+        return outputs
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         for parameter, group in self.ties:
@@ -186,19 +221,21 @@ class Pipeline(Strategy):
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        total = batch_size(batch) or 1
-        outputs, start = [], 0
-        for pieces, size in runs(total, self.options.microbatches):
-            rows = slice(start, start + pieces * size)
-            outputs.append(
-                self.schedules.run(batch, rows, pieces, lambda b: self.capture.record(call, b), None, total)
-            )
-            start = rows.stop
+        self._evaluated += 1
+        outputs = self._flow(batch, batch_size(batch) or 1, ("evaluation", self._evaluated), call, None)
         if not self.schedules.last:
             return None
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        with self.precision.forward_context():
+        with self.precision.forward_context(), stream(self.device, "evaluation", self._evaluated):
             return self.capture.answer(call, batch, output)
+
+    _evaluated = 0  # batches so far, which name their random streams
+
+    def own_state(self) -> dict[str, Any]:
+        return {"evaluated": self._evaluated}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._evaluated = state.get("evaluated", 0)
 
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
         self._spread()
@@ -213,6 +250,11 @@ class Pipeline(Strategy):
         """Every rank's copy of every stage up to date."""
         for rank, tensors in enumerate(self.sources):
             spread(self.line, tensors, rank)
+
+    def traffic(self) -> dict[str, int]:
+        """Activations and their gradients as this rank sent them while training."""
+        sent = self.schedules.bytes_sent
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": self.schedules.messages}
 
     def finish(self) -> None:
         self._spread()

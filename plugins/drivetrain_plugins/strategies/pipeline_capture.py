@@ -55,8 +55,8 @@ class Capture:
         except _Recorded:
             return calls[0]
         raise ConfigurationError(
-            f"{type(self.module).__name__} does not call {self.path} in its step, so a pipeline has nothing to run: call"
-            f" self.{self.path}(...) once, or name the network that is called with strategy.network."
+            f"{type(self.module).__name__} does not call {self.path} in its step, so a pipeline has nothing to run:"
+            f" call self.{self.path}(...) once, or name the network that is called with strategy.network."
         )
 
     def answer(self, step: Callable[[Any], Any], batch: Any, output: Any) -> Any:

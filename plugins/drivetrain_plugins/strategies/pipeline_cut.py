@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -128,13 +129,13 @@ def balance(costs: Sequence[int], parts: int) -> list[range]:
             following[end] = min(options)
         best = following
     edges = [0, *best[n][2], n]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(edges)]
 
 
 def cut(
-    path: str, network: nn.Module, stages: int, context: Callable[[], AbstractContextManager[Any]]
+    path: str, network: nn.Module, stages: int, context: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> list[Stage]:
-    """The network's stages, in order.
+    """The network's stages, in order; their forward passes run in ``context()``.
 
     Raises:
         ConfigurationError: the network cannot be cut, or has fewer blocks than ``stages``.

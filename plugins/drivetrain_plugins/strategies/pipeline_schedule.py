@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,6 +50,16 @@ def signature(batch: Any) -> Hashable:
     )
 
 
+@dataclass(frozen=True)
+class _Built:
+    """A schedule, what the network is called with under it, and what this rank sends in a training run of it."""
+
+    schedule: Any
+    shapes: list[Any]
+    bytes_sent: int
+    messages: int
+
+
 class Schedules:
     """Runs pieces of a batch through the stages.
 
@@ -72,7 +83,8 @@ class Schedules:
         self.ranks = group.size()
         self.first = 0 in mine
         self.last = len(stages) - 1 in mine
-        self._built: dict[Hashable, tuple[Any, list[Any]]] = {}
+        self.bytes_sent = self.messages = 0  # while training
+        self._built: dict[Hashable, _Built] = {}
         self._loss: Callable[[Tensor, int], Tensor] | None = None
 
     def run(
@@ -80,14 +92,14 @@ class Schedules:
         batch: Any,
         rows: slice,
         pieces: int,
-        record: Callable[[Any], Call],
+        record: Callable[[Any, int], Call],
         loss: Callable[[Tensor, int], Tensor] | None,
         total: int,
     ) -> Any:
         """Run ``rows`` of ``batch`` through the pipeline in ``pieces`` equal pieces.
 
         Args:
-            record: what the network is called with for a piece of the batch.
+            record: what the network is called with for a piece of the batch, which has a number.
             loss: on the last rank called with each piece's output and number; gives what backward starts from. None
                 for a forward pass without backward.
             total: samples in ``batch``.
@@ -96,33 +108,33 @@ class Schedules:
             The output for ``rows`` on the last rank where there is no ``loss``, else None.
         """
         size = (rows.stop - rows.start) // pieces
-        parts = [
-            take(batch, total, slice(rows.start + i * size, rows.start + (i + 1) * size)) for i in range(pieces)
-        ]
+        parts = [take(batch, total, slice(rows.start + i * size, rows.start + (i + 1) * size)) for i in range(pieces)]
         key = (pieces, loss is None, torch.is_inference_mode_enabled(), size, signature(parts[0]))
         calls: list[Call] = []
         if self.first or key not in self._built:
-            calls = [record(part) for part in (parts if self.first else parts[:1])]
+            calls = [record(part, number) for number, part in enumerate(parts if self.first else parts[:1])]
         if key not in self._built:
             self._built[key] = self._build(calls[0], pieces, loss is not None)
-        schedule, expected = self._built[key]
+        built = self._built[key]
         args: tuple[Tensor, ...] = ()
         kwargs: dict[str, Tensor] = {}
         if self.first:
             for call in calls:
-                if _shapes(call) != expected:
+                if _shapes(call) != built.shapes:
                     raise TrainingError(
-                        f"the network is called with {_shapes(call)} for a batch like one before that gave {expected}:"
-                        " under a pipeline equal batches must give equal shapes."
+                        f"the network is called with {_shapes(call)} for a batch like one before that gave"
+                        f" {built.shapes}: under a pipeline equal batches must give equal shapes."
                     )
             args = tuple(torch.cat(column) for column in zip(*(call.args for call in calls), strict=True))
             kwargs = {name: torch.cat([call.kwargs[name] for call in calls]) for name in calls[0].kwargs}
         self._loss = loss
         try:
             if loss is None:
-                return schedule.step(*args, **kwargs)
+                return built.schedule.step(*args, **kwargs)
             target = {"target": torch.arange(pieces)} if self.last else {}
-            schedule.step(*args, **kwargs, **target, **_NO_OUTPUTS)
+            built.schedule.step(*args, **kwargs, **target, **_NO_OUTPUTS)
+            self.bytes_sent += built.bytes_sent
+            self.messages += built.messages
             return None
         except RuntimeError as error:
             # torch wraps what a stage raises into a list of shapes.
@@ -136,9 +148,9 @@ class Schedules:
         assert self._loss is not None
         return self._loss(output, int(target))
 
-    def _build(self, call: Call, pieces: int, trains: bool) -> tuple[Any, list[Any]]:
+    def _build(self, call: Call, pieces: int, trains: bool) -> _Built:
         between = self._between(call, trains)
-        stages = [
+        stages: list[Any] = [
             PipelineStage(
                 self.stages[i],
                 i,
@@ -155,10 +167,15 @@ class Schedules:
         if len(stages) > 1:
             looped = kind == "interleaved_1f1b" and trains and interleaves(pieces, self.ranks)
             several = ScheduleInterleaved1F1B if looped else ScheduleLoopedBFS
-            return several(stages, pieces, loss_fn=loss, scale_grads=False), _shapes(call)
-        flush = kind != "gpipe" and trains and pieces >= len(self.stages)
-        one = Schedule1F1B if flush else ScheduleGPipe
-        return one(stages[0], pieces, loss_fn=loss, scale_grads=False), _shapes(call)
+            schedule: Any = several(stages, pieces, loss_fn=loss, scale_grads=False)
+        else:
+            flush = kind != "gpipe" and trains and pieces >= len(self.stages)
+            one = Schedule1F1B if flush else ScheduleGPipe
+            schedule = one(stages[0], pieces, loss_fn=loss, scale_grads=False)
+        outputs = [value for i in self.mine if i < len(self.stages) - 1 for value in between[i + 1]]
+        gradients = [value for i in self.mine if i > 0 for value in between[i] if value.requires_grad]
+        sent = [value.numel() * value.element_size() for value in (*outputs, *gradients)]
+        return _Built(schedule, _shapes(call), pieces * sum(sent), pieces * len(sent))
 
     def _between(self, call: Call, trains: bool) -> list[tuple[Tensor, ...]]:
         """What flows into each stage and out of the last, as tensors without data."""
@@ -188,5 +205,3 @@ def _empty(value: Tensor) -> Tensor:
 def _shapes(call: Call) -> list[Any]:
     named = [*enumerate(call.args), *call.kwargs.items()]
     return [(name, tuple(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in named]
-
-

@@ -17,7 +17,7 @@ _CHUNK = 2**26  # elements of a message at most, unless one tensor has more
 
 
 def spread(communicator: Communicator, tensors: Mapping[str, Tensor], source: int) -> None:
-    """Overwrite ``tensors`` (the same names, shapes and dtypes on all ranks; on any device) with those of ``source``."""
+    """Overwrite ``tensors``, of the same names, shapes and dtypes on all ranks, with those of ``source``."""
     for group in _groups(tensors):
         flat = torch.empty(sum(t.numel() for t in group), dtype=group[0].dtype, device=communicator.device)
         if communicator.rank == source:
