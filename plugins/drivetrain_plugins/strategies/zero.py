@@ -12,16 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
-from drivetrain.launch import Job, destroy_process_group
+from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
 from drivetrain.strategy import Shard, SkipStep, Strategy
-from drivetrain_plugins.strategies.zero_engine import build, full_parameters, start
+from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
 from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
 
 
@@ -39,6 +38,7 @@ class _Model(nn.Module):
 class Zero(Strategy):
     """Exact data parallelism in fp32, with less memory the higher the stage."""
 
+    _guest: Guest | None = None
     _engine: Any = None
     _whole: Whole | None = None
 
@@ -48,7 +48,8 @@ class Zero(Strategy):
 
     def connect(self, job: Job) -> None:
         super().connect(job)
-        self._deepspeed = start(job)
+        self._guest = Guest(job)
+        self._deepspeed = self._guest.deepspeed
         self._set_data(sharded=False)
 
     def _set_data(self, sharded: bool) -> None:
@@ -200,11 +201,11 @@ class Zero(Strategy):
         if optimizers and self._whole is None:
             states = [named_state(self.module, self._optimizer)]
         elif optimizers:
-            groups = self._optimizer.state_dict()["param_groups"]
+            groups = zip(self._optimizer.param_groups, self._group_names, strict=True)
             states = [
                 {
                     "state": self._whole.states() if self._whole else {},
-                    "param_groups": [{**g, "params": n} for g, n in zip(groups, self._group_names, strict=True)],
+                    "param_groups": [{**group, "params": names} for group, names in groups],
                 }
             ]
         return {"module": module, "optimizers": states, "precision": self.precision.state_dict()}
@@ -262,8 +263,8 @@ class Zero(Strategy):
     def finish(self) -> None:
         """The module is left whole; in stage 3 its slices are gathered and stay so."""
         if self._engine is not None and self._sharded:
-            parameters = list(self.module.parameters())
-            parameters[0].all_gather(parameters)  # type: ignore[operator]
+            parameters: list[Any] = list(self.module.parameters())
+            parameters[0].all_gather(parameters)
 
     def _release(self) -> None:
         """Take the module back from an engine of a stage before."""
@@ -279,10 +280,9 @@ class Zero(Strategy):
     def close(self, error: BaseException | None = None) -> None:
         if self._engine is not None and error is None:
             self._engine.destroy()
-        if self.job.world_size > 1:
-            destroy_process_group(failed=error is not None)
-        elif dist.is_initialized():
-            dist.destroy_process_group()
+        if self._guest is not None:
+            self._guest.leave()
+        super().close(error)
 
 
 @contextmanager

@@ -4,41 +4,63 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
+from copy import copy
 from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.launch import Job
 
 
-def start(job: Job) -> Any:
-    """The ``deepspeed`` module, ready for ``initialize``; a job of one worker gets a group of one.
+class Guest:
+    """DeepSpeed for as long as a job lasts; ``leave`` takes back what it put into the process.
 
-    At its start on the CPU, DeepSpeed would compile a shared-memory transport (minutes, and a compiler): Gloo does that
-    work, so it is told that the transport is not there.
+    Attributes:
+        deepspeed: the module, ready for ``initialize``.
     """
-    former = os.environ.get("DS_ACCELERATOR")
-    os.environ["DS_ACCELERATOR"] = "cuda" if job.accelerator == "cuda" else "cpu"
-    try:
-        import deepspeed
-        from deepspeed.accelerator import get_accelerator
 
-        get_accelerator()
-    finally:
-        if former is None:
-            del os.environ["DS_ACCELERATOR"]
-        else:
-            os.environ["DS_ACCELERATOR"] = former
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if not dist.is_initialized():
-        dist.init_process_group(job.backend, store=dist.HashStore(), rank=0, world_size=1)
-    deepspeed.init_distributed(
-        dist_backend=job.backend, auto_mpi_discovery=False, verbose=False, rank=job.rank, world_size=job.world_size
-    )
-    return deepspeed
+    def __init__(self, job: Job) -> None:
+        variables = {
+            "DS_ACCELERATOR": "cuda" if job.accelerator == "cuda" else "cpu",
+            "LOCAL_RANK": str(job.local_rank),  # srun gives none
+        }
+        self._former = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        self._filters = list(warnings.filters)
+        # torch renamed two collectives, and warns at each call of the old names.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        import deepspeed
+        from deepspeed.utils import groups
+
+        self.deepspeed = deepspeed
+        self._groups = {name: copy(value) for name, value in vars(groups).items() if _is_state(name, value)}
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # At its start on the CPU, DeepSpeed would compile a transport through shared memory (minutes, and a compiler).
+        # Gloo does that work, so it is told that this transport is not there.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed(
+            dist_backend=job.backend, auto_mpi_discovery=False, verbose=False, rank=job.rank, world_size=job.world_size
+        )
+
+    def leave(self) -> None:
+        """No collective. DeepSpeed keeps groups of a job that has ended; a next job in this process makes its own."""
+        from deepspeed.comm import comm
+        from deepspeed.utils import groups
+
+        comm.cdb = None
+        vars(groups).update(self._groups)
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        for name, value in self._former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _is_state(name: str, value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and name.isupper())
 
 
 def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) -> Any:
@@ -58,15 +80,7 @@ def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) 
             "overlap_comm": False,
         },
     }
-    # DeepSpeed reads the local rank from the environment, where a lone worker has none.
-    lone = "LOCAL_RANK" not in os.environ
-    if lone:
-        os.environ["LOCAL_RANK"] = "0"
-    try:
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
-    finally:
-        if lone:
-            del os.environ["LOCAL_RANK"]
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 
 
@@ -81,5 +95,3 @@ def full_parameters(model: nn.Module) -> None:
                     made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
                 child._parameters[name] = made[id(parameter)]
         child._parameters = dict(child._parameters)
-
-

@@ -54,10 +54,10 @@ class Slices:
     def flats(self) -> list[Tensor]:
         return list(self.zero.fp32_partitioned_groups_flat)
 
-    def piece(self, parameter: nn.Parameter) -> tuple[int, int, int, int] | None:
+    def piece(self, parameter: Any) -> tuple[int, int, int, int] | None:
         index, offset, length = self.zero.grad_position[self.zero.get_param_id(parameter)]
         start = int(self.rank * length)
-        held = min(int(length), parameter.ds_numel - start)  # type: ignore[operator]  # the last slices are padded
+        held = min(int(length), parameter.ds_numel - start)  # the last slices are padded
         return (index, int(offset), start, held) if held > 0 else None
 
 
