@@ -36,10 +36,11 @@ class Guest:
 
         self.deepspeed = deepspeed
         self._groups = {name: copy(value) for name, value in vars(groups).items() if _is_state(name, value)}
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        # At its start on the CPU, DeepSpeed would compile a transport through shared memory (minutes, and a compiler).
-        # Gloo does that work, so it is told that this transport is not there.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # At its start DeepSpeed would try its kernels on the compiler, and on the CPU build a transport through shared
+        # memory, for minutes. Gloo does that work, and torch's own optimizer steps: there are none, it is told.
+        deepspeed.ops.__compatible_ops__ = {}
+        _import_muon()
         deepspeed.init_distributed(
             dist_backend=job.backend, auto_mpi_discovery=False, verbose=False, rank=job.rank, world_size=job.world_size
         )
@@ -82,6 +83,19 @@ def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) 
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
+
+
+def _import_muon() -> None:
+    """An optimizer of DeepSpeed's own that its engine asks about. Its functions stay uncompiled: importing them would
+    start torch's compiler, for seconds, in every worker."""
+    from deepspeed.runtime import compiler
+
+    former = compiler.compile
+    compiler.compile = lambda *args, **kwargs: lambda function: function
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = former
 
 
 def full_parameters(model: nn.Module) -> None:
