@@ -23,11 +23,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(site: Path, repository: Path, *words: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(site), str(repository), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TMPDIR": str(site), "TORCHINDUCTOR_CACHE_DIR": str(site)}
     return subprocess.run(
         [sys.executable, *words],
         cwd=repository,
-        env=environment,
+        env={**os.environ, **own},
         capture_output=True,
         text=True,
         timeout=120,
