@@ -15,6 +15,7 @@ from lightning_utilities.core.overrides import is_overridden
 from torch.optim import Optimizer
 
 from drivetrain import snapshot
+from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, Interrupted
@@ -157,14 +158,15 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module.setup(stage)
     with strategy.init_context():
         module.configure_model()
-    strategy.prepare(module, stage)
-    trainer.to_device = BatchTransfer(trainer)
-    _log_hyperparameters(trainer)
-    result = None
-    if stage == "fit":
-        _fit(trainer, request)
-    else:
-        result = _evaluate(trainer, request)
+    with compiled(module, trainer.compile):
+        strategy.prepare(module, stage)
+        trainer.to_device = BatchTransfer(trainer)
+        _log_hyperparameters(trainer)
+        result = None
+        if stage == "fit":
+            _fit(trainer, request)
+        else:
+            result = _evaluate(trainer, request)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:

@@ -17,6 +17,7 @@ from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, Interrupted
@@ -75,6 +76,7 @@ class Trainer(TrainerState):
             each replica gets batches of that size.
         seed: seeds everything before the module is built by a recipe, and the shuffle; None keeps torch's seed.
         nonfinite: a loss that is not finite: ``"raise"``, ``"skip"`` the step, or ``"warn"``.
+        compile: compile the module's networks with ``torch.compile``: True (inductor) or the name of a backend.
         return_weights: whether a call that starts workers brings the trained weights back into the caller's module.
         backend: ``"gloo"`` or ``"nccl"``; by the accelerator otherwise.
         node_rank, master_addr, master_port, start_timeout: several nodes without torchrun.
@@ -126,6 +128,7 @@ class Trainer(TrainerState):
         batch: str = "global",
         seed: int | None = None,
         nonfinite: str = "raise",
+        compile: bool | str = False,
         loss_scale: float | str | None = None,
         return_weights: bool = True,
         backend: str | None = None,
@@ -137,6 +140,7 @@ class Trainer(TrainerState):
     ) -> None:
         given = dict(locals())
         check_arguments(given)
+        check_compile(compile)
         if barebones:
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
             num_sanity_val_steps = 0
@@ -176,6 +180,7 @@ class Trainer(TrainerState):
         self.batch = batch
         self.seed = seed
         self.nonfinite = nonfinite
+        self.compile = compile
         self.return_weights = return_weights
         self.node_rank = node_rank
         self.master_addr = master_addr
@@ -220,6 +225,7 @@ class Trainer(TrainerState):
             accumulation=self.accumulate_grad_batches,
             clip_value=self.gradient_clip_val or None,
             clip_algorithm=self.gradient_clip_algorithm or "norm",
+            compile=bool(self.compile),
             batch=self.batch,
             automatic_optimization=automatic,
             optimizers=optimizers,

@@ -74,6 +74,27 @@ def test_torchrun(tmp_path: Path) -> None:
     ]
 
 
+TWICE = """
+import os, sys, time
+sys.path.insert(0, {repository!r})
+from tests.runs import train
+
+for _ in range(2):
+    outcome = train(strategy="ring", devices=2)
+    outcome.trainer.close()
+    time.sleep(float(os.environ["RANK"]))  # the first comes early and must not meet what the second left behind
+"""
+
+
+def test_two_trainers_one_after_the_other_under_torchrun(tmp_path: Path, repository: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    torchrun = (*torchrun, f"--log-dir={tmp_path}")
+    code, _, error = programs.run(
+        TWICE.format(repository=str(repository)), tmp_path, *torchrun, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
+    )
+    assert code == 0, error
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun(tmp_path: Path) -> None:
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable)

@@ -87,6 +87,7 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
         accumulation=trainer.accumulate_grad_batches,
         clip_value=trainer.gradient_clip_val or None,
         clip_algorithm=trainer.gradient_clip_algorithm or "norm",
+        compile=bool(trainer.compile),
         batch=trainer.batch,
         stages=TASKS[job.task],
         compression=compressor.name,
