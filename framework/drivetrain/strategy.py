@@ -49,6 +49,7 @@ from drivetrain.optimizer import calls_closure_once
 from drivetrain.precision import NO_CONTEXT, Precision
 
 if TYPE_CHECKING:
+    from drivetrain.compressor import Compressor
     from drivetrain.module import TrainModule
 
 
@@ -124,12 +125,14 @@ class Strategy:
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
+        compressor: what makes gradients smaller before they travel, composed here; None for nothing.
     """
 
     def __init__(self, options: Any, support: Support) -> None:
         self.options = options
         self.support = support
         self.precision = Precision()
+        self.compressor: Compressor | None = None
         self.job = Job()
         self.device = torch.device("cpu")
         self.communicator = Communicator()

@@ -20,6 +20,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
     callback = trainer.checkpoint_callback
     return {
         "strategy": trainer.strategy_name,
+        "compression": trainer.compression_name,
         "world_size": trainer.world_size,
         "devices": trainer.num_devices,
         "num_nodes": trainer.num_nodes,

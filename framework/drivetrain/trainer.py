@@ -18,6 +18,7 @@ from drivetrain.arguments import check_arguments
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
 from drivetrain.compilation import check_compile
+from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import Job
@@ -54,6 +55,8 @@ class Trainer(TrainerState):
         num_nodes: nodes of the job.
         precision: ``"32-true"``, ``"64-true"``, ``"bf16-true"``, ``"bf16-mixed"``, ``"16-mixed"`` or a
             :class:`~drivetrain.precision.Precision`.
+        compression: how gradients are made smaller before they travel: a registered name (``"topk"``), or a dict of
+            ``name`` and options (``{"name": "topk", "ratio": 0.01}``).
         logger: a logger, a list, True for TensorBoard, False for none.
         callbacks: a callback or a list.
         fast_dev_run: run this many batches of everything (True: 1), without logs and checkpoints.
@@ -91,6 +94,7 @@ class Trainer(TrainerState):
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
         precision: str | int | Precision | None = None,
+        compression: str | Mapping[str, Any] | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: Callback | list[Callback] | None = None,
         fast_dev_run: int | bool = False,
@@ -190,9 +194,12 @@ class Trainer(TrainerState):
         self.declaration, self.strategy_options = placed.declaration, placed.options
         self.strategy_name = placed.declaration.name
         self.precision_plugin = precision_of(precision, loss_scale)
+        compressor, self.compression_options = compression_of(compression)
+        self.compression_name = compressor.name
         refuse(self.plan(), self.declaration)
         self.strategy: Strategy = self.declaration.build(self.strategy_options)
         self.strategy.precision = self.precision_plugin
+        self.strategy.compressor = compressor.build(self.compression_options)
         self._own_callbacks = callbacks_of(self, callbacks, enable_checkpointing, enable_model_summary)
         self.callbacks: list[Callback] = []
         self.use_callbacks([])
@@ -224,6 +231,8 @@ class Trainer(TrainerState):
             optimizers=optimizers,
             closures=closures,
             stages=stages,
+            compression=self.compression_name,
+            compression_options=self.compression_options,
         )
 
     def _fresh_state(self) -> None:
