@@ -11,12 +11,15 @@ import pytest
 import torch
 import torch.distributed.pipelining  # before the workers are forked
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Trainer
 from drivetrain.declaration import Plan, conflicts
+from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
 from drivetrain_plugins.strategies.pipeline_cut import balance
 from drivetrain_plugins.strategies.pipeline_schedule import runs
+from recipes.mnist.module import MnistClassifier
 from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
 from tests.runs import QUIET, Classifier, difference, loader, seeded, train
 from tests.strategies.gpt import tiny_gpt
@@ -110,6 +113,22 @@ def test_both_ends_draw_the_same_numbers(tmp_path: Path) -> None:
     assert torch.equal(first["after"], last["after"])
 
 
+def test_a_module_that_is_its_own_network() -> None:
+    """The MNIST net on a few random images, without its dropout."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(10, 1, 28, 28, generator=generator, dtype=torch.float64)
+    data = DataLoader(TensorDataset(images, torch.randint(10, (10,), generator=generator)), batch_size=4)
+
+    def make() -> Any:
+        return seeded(lambda: MnistClassifier(dropout=0.0, optimizer=partial(torch.optim.SGD, lr=0.05)))
+
+    found = difference(
+        train(make, data=data, validation=data, max_epochs=1),
+        train(make, "pipeline", 2, data=data, validation=data, max_epochs=1),
+    )
+    assert max(found.values()) < 1e-10
+
+
 # -- evaluation and state ---------------------------------------------------------------------------------------
 def test_evaluation_and_prediction_go_through_the_pipeline() -> None:
     def results(**options: Any) -> tuple[Any, Any]:
@@ -179,16 +198,22 @@ class Unknown(Classifier):
 @pytest.mark.parametrize(
     ("make", "devices", "message"),
     [
-        (Twice, 2, "calls net more than once"),
-        (Never, 2, "does not call net"),
         (Two, 2, "2 children with parameters"),
         (Unknown, 2, "pipeline_stages"),
         (Classifier, 6, "6 stages and net has 5 blocks"),
     ],
 )
-def test_modules_that_cannot_be_cut(make: Any, devices: int, message: str) -> None:
-    with pytest.raises(Exception, match=message):
+def test_modules_that_cannot_be_cut_are_refused_before_launch(make: Any, devices: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         train(make, "pipeline", devices)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(Twice, r"self\.net\(\.\.\.\) more than once"), (Never, r"does not call self\.net")]
+)
+def test_steps_that_call_the_network_otherwise_end_before_a_step_is_made(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train(make, "pipeline", 2)
 
 
 @pytest.mark.parametrize(

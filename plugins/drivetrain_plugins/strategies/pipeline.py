@@ -67,26 +67,32 @@ class Pipeline(Strategy):
         each, ranks = self._each, self.line.world_size
         stages = cut(path, network, each * ranks, self.precision.forward_context)
         self.mine = [self.line.rank + i * ranks for i in range(each)]
-        self._place(path, [stages[i] for i in self.mine])
+        self._place(stages)
         self.capture = Capture(module, path, network)
         assert self.line.group is not None
-        self.schedules = Schedules(list(stages), self.mine, self.options, self.line.group, self.device)
-        self._own(stages, network)
+        self.schedules = Schedules(stages, self.mine, self.options, self.line.group, self.device)
+        self._own(stages)
 
-    def _place(self, path: str, mine: list[nn.Module]) -> None:
+    def _place(self, stages: list[Any]) -> None:
         """This rank's stages, and what lies outside of the network, go to the device; other stages stay on the host."""
-        parent_path, _, name = path.rpartition(".")
-        parent = self.module.get_submodule(parent_path)
-        network = parent._modules[name]
-        parent._modules[name] = None
-        try:
-            self.module.to(self.device)
-        finally:
-            parent._modules[name] = network
-        for stage in mine:
-            stage.to(self.device)
+        cut_up = {id(child) for stage in stages for block in stage.blocks for child in block.modules()}
 
-    def _own(self, stages: list[Any], network: nn.Module) -> None:
+        def place(part: nn.Module) -> None:
+            if id(part) in cut_up:
+                return
+            if cut_up.isdisjoint(id(child) for child in part.modules()):
+                part.to(self.device)
+                return
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = buffer.to(self.device)
+            for child in part.children():
+                place(child)
+
+        place(self.module)
+        for index in self.mine:
+            stages[index].to(self.device)
+
+    def _own(self, stages: list[Any]) -> None:
         """Who holds which parameter and buffer; parameters that stages of several ranks share are tied."""
         ranks = self.line.world_size
         names = parameter_names(self.module)

@@ -33,7 +33,8 @@ class Capture:
     """Stands in for ``network``, which is ``path`` in ``module``."""
 
     def __init__(self, module: TrainModule, path: str, network: nn.Module) -> None:
-        self.module, self.path, self.network = module, path, network
+        self.module, self.network = module, network
+        self.name = f"self.{path}" if path else "self"
 
     def record(self, step: Callable[[Any], Any], batch: Any) -> Call:
         """What ``step(batch)`` calls the network with. Nothing is logged on the way: the last rank does that."""
@@ -43,8 +44,8 @@ class Capture:
             for value in (*args, *kwargs.values()):
                 if not isinstance(value, Tensor):
                     raise TrainingError(
-                        f"{self.path} is called with a {type(value).__name__}, and a pipeline sends tensors: give it"
-                        " tensors with the samples in their first dimension."
+                        f"{self.name}(...) is called with a {type(value).__name__}, and a pipeline sends tensors:"
+                        " give it tensors with the samples in their first dimension."
                     )
             calls.append(Call(tuple(args), kwargs))
             raise _Recorded
@@ -55,8 +56,8 @@ class Capture:
         except _Recorded:
             return calls[0]
         raise ConfigurationError(
-            f"{type(self.module).__name__} does not call {self.path} in its step, so a pipeline has nothing to run:"
-            f" call self.{self.path}(...) once, or name the network that is called with strategy.network."
+            f"{type(self.module).__name__} does not call {self.name}(...) in its step, so a pipeline has nothing to"
+            " run: call it once, or name the network that is called with strategy.network."
         )
 
     def answer(self, step: Callable[[Any], Any], batch: Any, output: Any) -> Any:
@@ -68,8 +69,8 @@ class Capture:
             calls += 1
             if calls > 1:
                 raise ConfigurationError(
-                    f"{type(self.module).__name__} calls {self.path} more than once in a step, and a pipeline runs it"
-                    " once: call it once with all samples, or use strategy=ddp."
+                    f"{type(self.module).__name__} calls {self.name}(...) more than once in a step, and a pipeline"
+                    " runs it once: call it once with all samples, or use strategy=ddp."
                 )
             return output
 

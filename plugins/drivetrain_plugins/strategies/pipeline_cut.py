@@ -34,19 +34,22 @@ class Stage(nn.Module):
 
 
 def find_network(module: nn.Module, path: str | None) -> tuple[str, nn.Module]:
-    """The sub-module that is cut and its path: the one named, else the one child that has parameters.
+    """The sub-module that is cut and its path: the one named, else ``module`` itself (``""``) where it gives its own
+    ``pipeline_stages``, else the one child that has parameters.
 
     Raises:
         ConfigurationError: there is no such, there are several, or parameters lie outside of it.
     """
     kind = type(module).__name__
+    if path is None and hasattr(module, METHOD):
+        return "", module
     if path is None:
         owners = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
         if len(owners) != 1:
             found = ", ".join(owners) or "none"
             raise ConfigurationError(
                 f"{kind} has {len(owners)} children with parameters ({found}) and a pipeline cuts one network: hold all"
-                " of them in one network, or name it with strategy.network."
+                f" of them in one network, or define {METHOD}(self) in {kind} and call self(...) in its steps."
             )
         path = owners[0]
     try:
@@ -92,7 +95,7 @@ def blocks_of(path: str, network: nn.Module) -> list[nn.Module]:
     if missing:
         raise ConfigurationError(
             f"{type(network).__name__}.{METHOD}() misses the parameters {', '.join(missing[:5])}: every parameter of"
-            f" {path} must be in one of the modules that it returns."
+            f" {path or 'the module'} must be in one of the modules that it returns."
         )
     return blocks
 
@@ -142,9 +145,10 @@ def cut(
     """
     blocks = blocks_of(path, network)
     if len(blocks) < stages:
+        name = path or type(network).__name__
         raise ConfigurationError(
-            f"strategy=pipeline needs {stages} stages and {path} has {len(blocks)} blocks: use at most {len(blocks)}"
-            " workers, fewer strategy.virtual_stages, or cut the network finer."
+            f"strategy=pipeline needs {stages} stages and {name} has {len(blocks)} blocks: use at most"
+            f" {len(blocks)} workers, fewer strategy.virtual_stages, or cut the network finer."
         )
     ranges = balance([sum(p.numel() for p in block.parameters()) for block in blocks], stages)
     return [Stage([blocks[i] for i in part], context) for part in ranges]

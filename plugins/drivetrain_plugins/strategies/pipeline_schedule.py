@@ -8,7 +8,7 @@ for it (torch would send pickles).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class Schedules:
 
     def __init__(
         self,
-        stages: list[nn.Module],
+        stages: Sequence[nn.Module],
         mine: list[int],
         options: PipelineOptions,
         group: ProcessGroup,
