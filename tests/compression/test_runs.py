@@ -59,7 +59,7 @@ def test_powersgd_of_full_rank_is_the_run_of_single(devices: int) -> None:
     assert max(difference(reference(), outcome).values()) <= 1e-10
 
 
-def _fewer_bytes(trainer: Trainer) -> None:
+def fewer_bytes(trainer: Trainer) -> None:
     sent = trainer.strategy.traffic()
     assert 0 < sent["bytes_sent"] < sent["bytes_dense"], sent
     summary = trainer.run_summary()["communication"]
@@ -78,7 +78,7 @@ def test_each_compressor_trains(name: str, strategy: str, devices: int) -> None:
     options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "max_epochs": 3}
     one = train(**options)
     options["strategy"] = {"name": strategy, "bucket_cap_mb": 0.001}  # several buckets
-    many = train(devices=devices, compression=name, callbacks=Watch(_fewer_bytes), **options)
+    many = train(devices=devices, compression=name, callbacks=Watch(fewer_bytes), **options)
     assert many.steps == one.steps
     assert 0.0 < difference(one, many)["curve"] < CLOSE.get(name, 1.0)
 
@@ -268,7 +268,7 @@ def test_manual_optimisation_goes_through_the_compressor(strategy: str) -> None:
     exact = train(Gan, strategy, 2, compression={"name": "topk", "ratio": 1.0}, **options)
     assert max(difference(train(Gan, **options), exact).values()) < 1e-10
     lossy = {"name": "topk", "ratio": 0.2}
-    many = train(Gan, strategy, 3, compression=lossy, callbacks=Watch(_fewer_bytes), **options)
+    many = train(Gan, strategy, 3, compression=lossy, callbacks=Watch(fewer_bytes), **options)
     assert max(difference(exact, many).values()) > 1e-6
     train(ClippingGan, strategy, 2, compression=lossy, callbacks=Watch())
 
