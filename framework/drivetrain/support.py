@@ -39,6 +39,10 @@ AXES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+COMPILED = ("compile", "true")
+Pair = tuple[str, str, str, str]
+
+
 @dataclass(frozen=True)
 class Combination:
     """A strategy and one choice of each axis."""
@@ -52,7 +56,7 @@ class Combination:
     def get(self, axis: str) -> str:
         return self.choices[list(AXES).index(axis)]
 
-    def pairs(self) -> set[tuple[str, str, str, str]]:
+    def pairs(self) -> set[Pair]:
         """Every two choices that meet in it."""
         named = [("strategy", self.strategy), *zip(AXES, self.choices, strict=True)]
         return {(*a, *b) for a, b in itertools.combinations(named, 2)}
@@ -104,20 +108,21 @@ def allowed(found: Mapping[str, Declaration] | None = None) -> list[Combination]
 def covering(found: Sequence[Combination], seed: int = 0) -> list[Combination]:
     """A small part of ``found`` in which every two choices meet that meet in ``found`` at all.
 
-    Greedy: of some combinations that hold a pair still missing, the one that holds most missing pairs; of equals the
-    one that compiles nothing, which is sooner done.
+    Greedy: of some combinations that hold a pair still missing, the one that holds most missing pairs. What compiles
+    nothing comes first, for compiling takes longest.
     """
     draw = random.Random(seed)
-    holding: dict[tuple[str, str, str, str], list[Combination]] = {}
-    for one in found:
+    holding: dict[Pair, list[Combination]] = {}
+    for one in sorted(found, key=lambda one: one.get("compile") == "true"):
         for pair in one.pairs():
             holding.setdefault(pair, []).append(one)
-    missing = dict.fromkeys(sorted(holding, key=lambda pair: len(holding[pair])))
+    missing = dict.fromkeys(sorted(holding, key=lambda pair: (COMPILED in (pair[:2], pair[2:]), len(holding[pair]))))
     chosen = []
     while missing:
         candidates = holding[next(iter(missing))]
-        tried = draw.sample(candidates, min(40, len(candidates)))
-        best = max(tried, key=lambda one: sum(pair in missing for pair in one.pairs()) - 3 * (one.get("compile") == "true"))
+        sooner = [one for one in candidates if one.get("compile") == "false"] or candidates
+        tried = draw.sample(sooner, min(40, len(sooner)))
+        best = max(tried, key=lambda one: sum(pair in missing for pair in one.pairs()))
         chosen.append(best)
         for pair in best.pairs():
             missing.pop(pair, None)
