@@ -194,6 +194,11 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         f"strategy={name} cannot train a module with automatic_optimization=False: use strategy=ddp.",
     )
     need(
+        plan.automatic_optimization is not False or plan.accumulation == 1,
+        f"accumulate_grad_batches={plan.accumulation} needs automatic optimisation: a module that steps its optimizers"
+        " itself can do so every so many batches.",
+    )
+    need(
         (plan.optimizers or 1) <= 1 or able.several_optimizers,
         f"strategy={name} takes one optimizer, the module configures {plan.optimizers}: use strategy=ddp.",
     )

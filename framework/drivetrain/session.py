@@ -81,11 +81,6 @@ def check(trainer: Trainer, request: Request) -> None:
         raise ConfigurationError(
             f"there is no data to {stage} with: pass a loader or a datamodule, or define {which}_dataloader in {name}."
         )
-    if stage == "fit" and not module.automatic_optimization and trainer.accumulate_grad_batches > 1:
-        raise ConfigurationError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} needs automatic optimisation: {name} steps its"
-            " optimizers itself and can do so every so many batches."
-        )
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
     trainer.strategy.check_module(module, plan)

@@ -44,22 +44,20 @@ class Watch(Callback):
             self.after(trainer)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "devices"), [("ddp", 1), ("ddp", 2), ("ddp", 4), ("ring", 1), ("ring", 3), ("ring", 4)]
-)
+@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 1), ("ddp", 2), ("ddp", 4), ("ring", 3), ("ring", 4)])
 @pytest.mark.parametrize("name", EXACT)
 def test_what_is_declared_exact_is_the_run_of_single(name: str, strategy: str, devices: int) -> None:
     outcome = run(strategy, devices, compression={"name": name, **EXACT[name]})
     assert max(difference(reference(), outcome).values()) <= 1e-10
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-def test_powersgd_of_full_rank_is_the_run_of_single(devices: int) -> None:
-    outcome = run("ddp", devices, compression={"name": "powersgd", "rank": 64, "min_compression_rate": 0})
+@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 3), ("ring", 2)])
+def test_powersgd_of_full_rank_is_the_run_of_single(strategy: str, devices: int) -> None:
+    outcome = run(strategy, devices, compression={"name": "powersgd", "rank": 64, "min_compression_rate": 0})
     assert max(difference(reference(), outcome).values()) <= 1e-10
 
 
-def _fewer_bytes(trainer: Trainer) -> None:
+def fewer_bytes(trainer: Trainer) -> None:
     sent = trainer.strategy.traffic()
     assert 0 < sent["bytes_sent"] < sent["bytes_dense"], sent
     summary = trainer.run_summary()["communication"]
@@ -78,7 +76,7 @@ def test_each_compressor_trains(name: str, strategy: str, devices: int) -> None:
     options: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "max_epochs": 3}
     one = train(**options)
     options["strategy"] = {"name": strategy, "bucket_cap_mb": 0.001}  # several buckets
-    many = train(devices=devices, compression=name, callbacks=Watch(_fewer_bytes), **options)
+    many = train(devices=devices, compression=name, callbacks=Watch(fewer_bytes), **options)
     assert many.steps == one.steps
     assert 0.0 < difference(one, many)["curve"] < CLOSE.get(name, 1.0)
 
@@ -97,7 +95,7 @@ class Digits(TrainModule):
         self.log("accuracy", (self.net(batch[0]).argmax(1) == batch[1]).double().mean())
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
+        return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
 def digits() -> tuple[DataLoader[Any], DataLoader[Any]]:
@@ -106,7 +104,7 @@ def digits() -> tuple[DataLoader[Any], DataLoader[Any]]:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     training, rest = order[:1497], order[1497:]
     return (
-        DataLoader(TensorDataset(x[training], y[training]), batch_size=64, shuffle=True),
+        DataLoader(TensorDataset(x[training], y[training]), batch_size=128, shuffle=True),
         DataLoader(TensorDataset(x[rest], y[rest]), batch_size=300),
     )
 
@@ -116,7 +114,7 @@ LEARNS: list[tuple[dict[str, Any], float]] = [
     ({"name": "fp16"}, 0.5),
     ({"name": "bf16"}, 0.5),
     ({"name": "int8"}, 0.5),
-    ({"name": "topk", "ratio": 0.01}, 2.0),
+    ({"name": "topk", "ratio": 0.01}, 3.0),
     ({"name": "powersgd", "rank": 2}, 2.0),
 ]
 
@@ -131,20 +129,20 @@ def _accuracy(compression: Any) -> float:
         validation=validation,
         precision="32-true",
         compression=compression,
-        max_epochs=10,
-        check_val_every_n_epoch=10,
+        max_epochs=8,
+        check_val_every_n_epoch=8,
     )
     return outcome.metrics["accuracy"] * 100
 
 
 def test_digits_are_learnt_within_the_bound() -> None:
     dense = _accuracy("none")
-    assert dense > 94
+    assert dense > 93
     assert {compression["name"] for compression, _ in LEARNS} == set(LOSSY)
     for compression, bound in LEARNS:
         assert dense - _accuracy(compression) <= bound, compression
     # What error feedback is for: without it one entry in a hundred is not enough.
-    assert dense - _accuracy({"name": "topk", "ratio": 0.01, "error_feedback": False}) > 2.0
+    assert dense - _accuracy({"name": "topk", "ratio": 0.01, "error_feedback": False}) > 10.0
 
 
 class Weighted(Classifier):
@@ -268,7 +266,7 @@ def test_manual_optimisation_goes_through_the_compressor(strategy: str) -> None:
     exact = train(Gan, strategy, 2, compression={"name": "topk", "ratio": 1.0}, **options)
     assert max(difference(train(Gan, **options), exact).values()) < 1e-10
     lossy = {"name": "topk", "ratio": 0.2}
-    many = train(Gan, strategy, 3, compression=lossy, callbacks=Watch(_fewer_bytes), **options)
+    many = train(Gan, strategy, 3, compression=lossy, callbacks=Watch(fewer_bytes), **options)
     assert max(difference(exact, many).values()) > 1e-6
     train(ClippingGan, strategy, 2, compression=lossy, callbacks=Watch())
 

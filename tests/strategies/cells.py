@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drivetrain import registry
 from drivetrain.declaration import Declaration, Plan, conflicts
-
-SIZES = (1, 2, 3, 4)
-
-
-def declarations() -> dict[str, Declaration]:
-    """The registered strategies by their own names; aliases stand for the same declaration."""
-    found = (registry.load("strategies", name) for name in registry.names("strategies"))
-    return {declaration.name: declaration for declaration in found}
+from drivetrain.support import SIZES, declarations
 
 
 @dataclass(frozen=True)

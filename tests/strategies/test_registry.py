@@ -14,9 +14,10 @@ import pytest
 from drivetrain import Callback, Trainer
 from drivetrain.errors import WorkerError
 from drivetrain.seeding import seed_everything
+from drivetrain.support import declarations
 from tests.resume.runs import assert_same
 from tests.runs import QUIET
-from tests.strategies.cells import Cell, cells, declarations, one_each
+from tests.strategies.cells import Cell, cells, one_each
 from tests.strategies.gpt import TinyGPT, token_loader
 from tests.strategies.parity import check_parity
 

@@ -33,7 +33,10 @@ from drivetrain_plugins.strategies.spread import gather_states, spread
 
 
 class Pipeline(Strategy):
-    """Exact: micro-batches of any size, weights by samples, tied weights summed over the stages that share them."""
+    """Exact: micro-batches of any size, weights by samples, tied weights summed over the stages that share them.
+
+    A layer that looks across samples (BatchNorm) sees those of a piece.
+    """
 
     def connect(self, job: Job) -> None:
         super().connect(job)

@@ -30,7 +30,8 @@ class Stage(nn.Module):
             for block in self.blocks:
                 output = block(*args, **kwargs)
                 args, kwargs = output if isinstance(output, tuple) else (output,), {}
-        return output
+        # What is sent must lie in memory as the receiver's buffer does.
+        return tuple(part.contiguous() for part in output) if isinstance(output, tuple) else output.contiguous()
 
 
 def find_network(module: nn.Module, path: str | None) -> tuple[str, nn.Module]:

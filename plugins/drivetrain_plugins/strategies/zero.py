@@ -240,10 +240,7 @@ class Zero(Strategy):
             for optimizer, one in zip(optimizers, saved, strict=False):
                 load_named_state(self.module, optimizer, one)
         else:
-            names = parameter_names(self.module)
-            values = {names[id(p)]: p for p in self.module.parameters()}
-            known = {n: state["module"].get(n, values[n].detach()) for n in self._whole.parameters}
-            self._whole.set_master(known)
+            self._whole.set_master(state["module"])
             for one in saved[:1]:
                 self._load_groups(one["param_groups"])
                 self._whole.load_states(one["state"])

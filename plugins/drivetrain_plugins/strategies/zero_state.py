@@ -67,15 +67,11 @@ class Whole:
     def __init__(self, layout: Layout, optimizer: Optimizer, parameters: dict[str, nn.Parameter], comm: Communicator):
         self.layout, self.optimizer, self.parameters, self.comm = layout, optimizer, parameters, comm
 
-    def master(self) -> dict[str, Tensor]:
-        """The trained parameters in fp32."""
-        flats = self.layout.flats()
-        return {name: self._read(p, flats) for name, p in self.parameters.items()}
-
     def set_master(self, values: dict[str, Tensor]) -> None:
+        """Take over whole parameters; those that ``values`` lacks stay as they are."""
         flats = self.layout.flats()
-        for name, parameter in self.parameters.items():
-            self._write(parameter, flats, values[name])
+        for name in self.parameters.keys() & values.keys():
+            self._write(self.parameters[name], flats, values[name])
 
     def states(self) -> dict[str, dict[str, Any]]:
         """The optimizer's state by name; empty before its first step."""
