@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
+from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments
@@ -444,7 +445,8 @@ class Trainer(TrainerState):
         """The model's whole weights by name, as they are validated and saved, however the strategy holds them. Every
         training rank calls it at the same point; complete on the first rank."""
         with self.consensus():
-            return {name: tensor.detach().clone() for name, tensor in self.strategy.state_dict([])["module"].items()}
+            held = self.strategy.state_dict([])["module"]
+            return {name: _whole(tensor.detach()) for name, tensor in held.items()}
 
     def remember_modes(self) -> None:
         self._modes = {name: child.training for name, child in self.lightning_module.named_modules()}
@@ -527,3 +529,8 @@ def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     if isinstance(loaders, DataModule):
         return None, loaders
     return loaders, datamodule
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of ``tensor``, put together where ranks hold parts of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
