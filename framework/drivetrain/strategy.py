@@ -123,6 +123,7 @@ class Strategy:
         data: the part of each batch that this rank reads.
         trains: whether this rank runs the loop.
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
+        counts: whether what is logged here counts (not where another rank logs the same).
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
@@ -139,6 +140,7 @@ class Strategy:
         self.data = Shard()
         self.trains = True
         self.predicts = True
+        self.counts = True
         self.holds_part = False
         self.module: TrainModule
 

@@ -426,7 +426,8 @@ class Trainer(TrainerState):
             strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
         )
         communicator, module = strategy.communicator, self.lightning_module
-        return Metrics(strategy.gather, communicator, device, lambda: self.hooks.current, module.named_modules)
+        current = lambda: self.hooks.current
+        return Metrics(strategy.gather, communicator, device, current, module.named_modules, strategy.counts)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

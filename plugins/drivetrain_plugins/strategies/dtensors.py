@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
 from drivetrain.named_optimizer import load_named_state
@@ -27,7 +27,27 @@ def like(whole: Tensor, model: Tensor) -> Tensor:
     whole = whole.detach().to(device=model.device, dtype=model.dtype)
     if not isinstance(model, DTensor) or isinstance(whole, DTensor):
         return whole
-    return distribute_tensor(whole, model.device_mesh, model.placements, src_data_rank=None)
+    mesh, part = model.device_mesh, whole
+    # The innermost dimension of a mesh cuts first (tensor parallelism), what is left of it is cut by the outer one.
+    for dimension in reversed(range(mesh.ndim)):
+        along = _cut_along(model.placements[dimension])
+        if along is not None:
+            part = _chunk(part, mesh.size(dimension), mesh.get_local_rank(dimension), along)
+    return DTensor.from_local(
+        part.contiguous(), mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+
+
+def _cut_along(placement: Placement) -> int | None:
+    """The tensor's dimension that ``placement`` cuts, also where a second cut follows another (``_StridedShard``)."""
+    dimension: int | None = getattr(placement, "dim", None)
+    return dimension
+
+
+def _chunk(tensor: Tensor, count: int, index: int, dimension: int) -> Tensor:
+    """Part ``index`` of ``count``, of equal size but for the last ones, which may be smaller or empty."""
+    chunks = tensor.chunk(count, dimension)
+    return chunks[index] if index < len(chunks) else tensor.narrow(dimension, 0, 0)
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool) -> None:
@@ -70,7 +90,7 @@ def clip_by_norm(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
         if key is not None:
             mesh, placements = key
             for dimension, placement in enumerate(placements):
-                if placement.is_shard():
+                if _cut_along(placement) is not None:
                     torch.distributed.all_reduce(square, group=mesh.get_group(dimension))
         squares.append(square)
     norm = torch.stack(squares).sum().sqrt()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
 
@@ -85,4 +85,3 @@ PIPELINE = Declaration(
     ),
     check=_check,
 )
-MODEL_PARALLEL = replace(PIPELINE, name="model_parallel")
