@@ -1,0 +1,63 @@
+"""Sums and means over the ranks of many tensors at once, in place; says how many bytes that took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from drivetrain.comm.communicator import Communicator
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Averaging:
+    """One all-reduce for each dtype, in the order of ``tensors``; every rank calls with the same shapes.
+
+    Half precision travels and is added as fp32: a mean of many bf16 weights would else lose most of their bits.
+
+    Attributes:
+        bytes_sent: by this rank, the algorithmic volume of the all-reduces that counted.
+        messages: all-reduces that counted.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+        self.bytes_sent = 0
+        self.messages = 0
+
+    def volume(self, tensors: Sequence[torch.Tensor]) -> int:
+        """Bytes that a rank sends for the mean of ``tensors``: 2(N-1)/N of them."""
+        size = sum(t.numel() * (4 if t.dtype in _HALF else t.element_size()) for t in tensors)
+        return 2 * size * (self.communicator.world_size - 1) // self.communicator.world_size
+
+    def mean(self, tensors: Sequence[torch.Tensor], counts: bool = True) -> None:
+        """Replace floating-point ``tensors`` by their mean over the ranks. ``counts``: as traffic of the training."""
+        self._reduce(tensors, counts, self.communicator.world_size)
+
+    def sum(self, tensors: Sequence[torch.Tensor], counts: bool = True) -> None:
+        """Replace ``tensors`` by their sum over the ranks."""
+        self._reduce(tensors, counts, 1)
+
+    @torch.no_grad()
+    def _reduce(self, tensors: Sequence[torch.Tensor], counts: bool, divisor: int) -> None:
+        if self.communicator.world_size == 1:
+            return
+        exchange = self.communicator.device
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            group = [t for t in tensors if t.dtype == dtype]
+            # NCCL takes tensors of its GPU only (optimizers keep step counts on the host), Gloo takes both.
+            target = exchange if exchange.type != "cpu" else group[0].device
+            flat = torch.cat([t.detach().to(target).reshape(-1) for t in group])
+            if dtype in _HALF:
+                flat = flat.float()
+            self.communicator.all_reduce(flat)
+            if divisor != 1:
+                flat.div_(divisor)
+            offset = 0
+            for t in group:
+                t.copy_(flat[offset : offset + t.numel()].view(t.shape))
+                offset += t.numel()
+            if counts:
+                self.bytes_sent += self.volume([flat])
+                self.messages += 1
