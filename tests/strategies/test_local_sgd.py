@@ -108,7 +108,7 @@ def test_the_outer_optimizer_follows_its_equations() -> None:
 
 
 def test_between_averages_the_mean_is_validated_and_handed_over() -> None:
-    """6 steps an epoch and a period of 100: nothing was averaged, and yet weights and statistics are the ranks' mean."""
+    """6 steps an epoch and a period of 100: nothing is averaged, yet weights and statistics are the ranks' mean."""
     data = loader(23, 5, shuffle=False)
     options = {"data": loader(48), "validation": data, "max_epochs": 1}
     run = train(Normalised, local(period=100), 2, **options)
@@ -157,13 +157,13 @@ def test_goes_on_elsewhere_from_the_mean(strategy: Any, devices: int, tmp_path: 
     plain: dict[str, Any] = {"validation": False, "seed": 5}
     fit(tmp_path, "batch", module=Plain(), data=loader(18, 4), strategy=local(period=4), devices=2, **plain)
     saved = tmp_path / "2-batch-0.ckpt"
-    module = Plain()
+    module = Plain().double()
     module.load_state_dict(checkpoint.load(saved, rank=0, world_size=1).shared["state_dict"])
     options = {**plain, "strategy": strategy, "devices": devices, "max_steps": 3}
     here = end(fit(tmp_path / "here", module=Plain(), data=loader(18, 4), resume=saved, **options), 0, devices)
     batches = BatchSource(loader(18, 4), Shard(), mode="global", seed=5, training=True)
     x, y = next(batches.read(4)).batch
-    expected = nn.functional.cross_entropy(module.double().net(x), y).item()
+    expected = nn.functional.cross_entropy(module.net(x), y).item()
     assert abs(here["loops"]["loss_curve"][-1][1] - expected) < 1e-12
 
 
