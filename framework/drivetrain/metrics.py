@@ -177,6 +177,7 @@ class Metrics:
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
         self.batch: Any = None  # the MicroBatch at hand: its weight is the default weight of logged values
         self.fraction = 1.0  # of that batch's samples, where a strategy calls the step for pieces of it
+        self.joined: int | None = None  # the number of the step that all batches at hand belong to (a round)
         self.several_loaders = False
 
     # -- collecting ---------------------------------------------------------------------------------------------
@@ -249,10 +250,11 @@ class Metrics:
             if len(entry.pending) >= _FOLD:
                 entry.fold()
         if entry.on_step:
-            index = batch.index if batch is not None else 0
+            index = self.joined if self.joined is not None else batch.index if batch is not None else 0
+            pieces = self.fraction != 1.0 or self.joined is not None
             if hook not in _BATCH_HOOKS:
                 entry.steps.append((index, value, weight))
-            elif self.fraction != 1.0 and entry.steps and entry.steps[-1][0] == index:
+            elif pieces and entry.steps and entry.steps[-1][0] == index:
                 entry.steps = [_joined(entry.reduction, entry.steps[-1], (index, value, weight))]
             else:
                 entry.steps = [(index, value, weight)]  # training: only the newest is ever written
@@ -290,9 +292,7 @@ class Metrics:
             )
         called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
         if called not in _REDUCTIONS:
-            raise TrainingError(
-                f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}"
-            )
+            raise TrainingError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
         metric = None
         torchmetrics = sys.modules.get("torchmetrics")
         if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
