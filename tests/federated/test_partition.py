@@ -42,7 +42,7 @@ def test_dirichlet_skews_labels_the_more_the_smaller_alpha() -> None:
     assert _skew(parts[1000.0]) < 0.03
 
 
-@pytest.mark.parametrize(("clients", "alpha", "least"), [(100, 0.01, 5), (501, 1.0, 1), (3, 1e-320, 1)])
+@pytest.mark.parametrize(("clients", "alpha", "least"), [(100, 0.01, 5), (501, 1.0, 1)])
 def test_dirichlet_gives_up_in_one_sentence(clients: int, alpha: float, least: int) -> None:
     with pytest.raises(ConfigurationError, match="no Dirichlet partition"):
         dirichlet(LABELS, clients, alpha, 1, least)

@@ -21,7 +21,7 @@ class WeightedMean:
             for name, t in start.items()
             if t.is_floating_point()
         }
-        self.counters = {name: t.long() for name, t in start.items() if not t.is_floating_point()}
+        self.counters = {name: t.to(torch.int64, copy=True) for name, t in start.items() if not t.is_floating_point()}
 
     def add(self, model: dict[str, torch.Tensor], samples: int) -> None:
         """Take in a client's ``model``, trained on ``samples`` samples."""
