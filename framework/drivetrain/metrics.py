@@ -162,6 +162,7 @@ class Metrics:
         gather: the strategy's ``gather``.
         communicator: gathers plain data, for ranks that logged different names.
         device: where gathered vectors live.
+        counts: whether this rank's values weigh anything; not where another rank logs the same.
     """
 
     def __init__(
@@ -171,7 +172,9 @@ class Metrics:
         device: torch.device,
         current_hook: Callable[[], str | None],
         named_modules: Callable[[], Iterable[tuple[str, Any]]],
+        counts: bool = True,
     ) -> None:
+        self.counts = counts
         self.gather, self.communicator, self.device, self.current_hook = gather, communicator, device, current_hook
         self.named_modules = named_modules
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
@@ -323,6 +326,9 @@ class Metrics:
             series: ``(total, weight)`` per optimizer step since the last exchange.
         """
         names, series = sorted(columns), series or []
+        if not self.counts:
+            columns = {name: replace(column, weight=0.0) for name, column in columns.items()}
+            series = [(0.0, 0.0) for _ in series]
         kinds = repr([(name, columns[name].kind()) for name in names]).encode()
         signature = float(int.from_bytes(hashlib.sha256(kinds).digest()[:6], "big"))
         header = torch.tensor([signature, len(names), len(series), *flags], dtype=torch.float64, device=self.device)
