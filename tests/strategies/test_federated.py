@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
-from drivetrain import Callback, Trainer, TrainModule
+from drivetrain import Callback, Trainer, TrainModule, checkpoint
 from drivetrain.errors import ConfigurationError
-from tests.resume.runs import assert_same, fit, noisy_loader
-from tests.runs import Classifier, Outcome, dataset, difference, loader, seeded, train
+from tests.resume.runs import Everything, assert_same, fit, noisy_loader
+from tests.runs import QUIET, Classifier, Outcome, dataset, difference, loader, seeded, train
 
 WHOLE = {"batch_size": 51, "max_epochs": 4}
 
@@ -120,6 +120,27 @@ def test_resumed_between_rounds_to_the_same_bits(devices: int, tmp_path: Path) -
     for name in ("1-validation-0", "2-epoch-1"):
         resumed = fit(tmp_path / name, data=noisy_loader(), resume=whole / f"{name}.ckpt", **options)
         assert_same(whole, resumed, devices, best=False)
+
+
+def test_goes_on_from_another_strategys_weights_and_says_what_it_sent(tmp_path: Path) -> None:
+    fit(tmp_path, "batch", strategy="ddp", devices=2)
+    saved = tmp_path / "2-batch-0.ckpt"
+    weights = checkpoint.load(saved, rank=0, world_size=1).shared["state_dict"]
+
+    class Looks(Callback):
+        def on_train_start(self, trainer: Trainer, module: TrainModule) -> None:
+            assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+
+        def on_train_end(self, trainer: Trainer, module: TrainModule) -> None:
+            sent = trainer.strategy.traffic()
+            size = 8 * sum(p.numel() for p in module.parameters())
+            assert sent == {"bytes_sent": size, "bytes_dense": size, "messages": 2}
+            (tmp_path / f"looked{trainer.global_rank}").touch()
+
+    options = {**QUIET, "precision": "64-true", "max_epochs": 2, "num_sanity_val_steps": 0, "callbacks": [Looks()]}
+    trainer = Trainer(strategy=federated(clients=3), devices=2, **options)
+    trainer.fit(Everything(), loader(18, 4), loader(7, 3, shuffle=False), ckpt_path=saved)
+    assert all((tmp_path / f"looked{rank}").exists() for rank in range(2))
 
 
 class StopsFirstBatch(Callback):

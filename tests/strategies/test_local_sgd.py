@@ -136,10 +136,10 @@ class Traffic(Callback):
 
 
 def test_it_sends_a_message_a_period() -> None:
-    """7 steps in an epoch: two averages with a period of 3; each rank sends 2(N-1)/N of the weights in fp64."""
+    """7 steps in an epoch: two averages with a period of 3; each of two ranks sends 2(N-1)/N of the weights in fp64."""
     size = 8 * sum(p.numel() for p in Classifier().parameters())
     sent = train(Classifier, local(period=3), 2, max_epochs=1, callbacks=[Traffic()]).metrics
-    assert (sent["bytes_sent"], sent["messages"], sent["bytes_dense"]) == (2 * size, 2, 7 * size)
+    assert (sent["bytes_sent"], sent["messages"], sent["bytes_dense"]) == (2 * size, 2 * 2, 7 * size)
 
 
 @pytest.mark.parametrize("outer", ["average", "nesterov"])

@@ -232,6 +232,8 @@ class FitLoop:
         self.boundary.record(self.global_step, total / weight if weight else 0.0, weight)
         if last:
             self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+        # The others had theirs for each inner batch, between which nothing can be saved.
+        self.hooks.of_callbacks("on_train_batch_end", None, None, self.batch - 1, saving=True)
         self._after_batches(self.batch - 1)
         self.metrics.joined = None
 

@@ -17,14 +17,19 @@ class Averaging:
     Half precision travels and is added as fp32: a mean of many bf16 weights would else lose most of their bits.
 
     Attributes:
-        bytes_sent: by this rank, the algorithmic volume of the all-reduces that counted.
-        messages: all-reduces that counted.
+        communicator: the strategy's; its statistics know what does not count as traffic of the training.
+        statistics: of what counts.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.bytes_sent = 0
-        self.messages = 0
+        self._counting = Communicator(communicator.group, communicator.device, "averaging")
+        self.statistics = self._counting.statistics
+
+    def traffic(self, dense: int | None = None) -> dict[str, int]:
+        """For :meth:`drivetrain.strategy.Strategy.traffic`; ``dense`` where less is sent than there was to send."""
+        sent = {"bytes_sent": self.statistics.bytes_sent, "messages": self.statistics.messages}
+        return {**sent, "bytes_dense": sent["bytes_sent"] if dense is None else dense}
 
     def volume(self, tensors: Sequence[torch.Tensor]) -> int:
         """Bytes that a rank sends for the mean of ``tensors``: 2(N-1)/N of them."""
@@ -51,13 +56,10 @@ class Averaging:
             flat = torch.cat([t.detach().to(target).reshape(-1) for t in group])
             if dtype in _HALF:
                 flat = flat.float()
-            self.communicator.all_reduce(flat)
+            (self._counting if counts else self.communicator).all_reduce(flat)
             if divisor != 1:
                 flat.div_(divisor)
             offset = 0
             for t in group:
                 t.copy_(flat[offset : offset + t.numel()].view(t.shape))
                 offset += t.numel()
-            if counts:
-                self.bytes_sent += self.volume([flat])
-                self.messages += 1

@@ -62,8 +62,7 @@ class ElasticAveraging(LocalReplicas):
         self.average_buffers()
 
     def is_settled(self) -> bool:
-        # One replica and its centre differ too.
-        return self.synchronous or (self._equal and self._steps == 0)
+        return super().is_settled() if self.options.mix == "gradients" else False
 
     def extra(self) -> dict[str, dict[str, torch.Tensor]]:
         return {"centre": self._centre}

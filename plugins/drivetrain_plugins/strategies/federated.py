@@ -157,5 +157,4 @@ class Federated(Strategy):
 
     def traffic(self) -> dict[str, int]:
         """One all-reduce of the model's change a round."""
-        sent = self.averaging.bytes_sent
-        return {"bytes_sent": sent, "bytes_dense": sent, "messages": self.averaging.messages} if sent else {}
+        return self.averaging.traffic()

@@ -81,6 +81,6 @@ class Gossip(LocalReplicas):
 
     def traffic(self) -> dict[str, int]:
         sent = super().traffic()
-        if sent and not self.synchronous:
+        if not self.synchronous:
             sent |= {"bytes_sent": self.neighbourhood.bytes_sent, "messages": self.neighbourhood.messages}
         return sent

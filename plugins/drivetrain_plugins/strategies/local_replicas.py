@@ -38,7 +38,7 @@ class LocalReplicas(Strategy):
     _kept: dict[str, torch.Tensor] | None = None  # this rank's weights, while the module holds the consensus
     _fits = False
     _equal = True  # whether all replicas hold the same
-    _steps = 0
+    _volume = _dense = 0  # bytes of one average of the gradients, and of all that there would have been
     _sums: tuple[torch.Tensor, torch.Tensor]  # over the ranks: those that contributed, and the window's weight
 
     def mix(self) -> None:
@@ -72,6 +72,7 @@ class LocalReplicas(Strategy):
 
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
         self._optimizers = make()
+        self._volume = self.averaging.volume(list(self.trained().values()))
         self.begin()
         return self._optimizers
 
@@ -128,7 +129,7 @@ class LocalReplicas(Strategy):
             self.scale_gradients(optimizer, 1.0 / weight)
 
     def after_step(self, step: int) -> None:
-        self._steps += 1
+        self._dense += self._volume
         if not self.synchronous and step % self.period == 0:
             self.mix()
 
@@ -203,10 +204,7 @@ class LocalReplicas(Strategy):
 
     def traffic(self) -> dict[str, int]:
         """What was sent to train; ``bytes_dense`` is what averaging the gradients at each step would have sent."""
-        if not self._fits:
-            return {}
-        dense = self._steps * self.averaging.volume(list(self.trained().values()))
-        return {"bytes_sent": self.averaging.bytes_sent, "bytes_dense": dense, "messages": self.averaging.messages}
+        return self.averaging.traffic(self._dense)
 
 
 def like(parameters: dict[str, torch.nn.Parameter], zero: bool = False) -> dict[str, torch.Tensor]:
