@@ -1,4 +1,4 @@
-"""What a parameter server does with steps that are skipped, by some workers or by all, and what it says of staleness."""
+"""What a parameter server does with skipped steps, on some workers or all, and what it says of staleness."""
 
 from __future__ import annotations
 

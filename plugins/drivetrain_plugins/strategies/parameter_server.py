@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import Interrupted, TrainingError
 from drivetrain.launch import Job, signals
-from drivetrain.launch.rendezvous import job_store
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.parameter_server.board import Board
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener, address_of_this_host
 from drivetrain_plugins.parameter_server.layout import Layout, divide
@@ -70,7 +70,7 @@ class ParameterServer(Strategy):
         serves = self.serves
         self.stages += 1
         encrypt = job.num_nodes > 1 if self.options.encrypt is None else self.options.encrypt
-        store = _Board(job, self.stages)
+        store = Board(job, self.stages)
         keys = Keys.new() if encrypt else None
         if keys is not None and self.trains:
             store.set(f"key of worker {job.rank}", keys.public.decode())
@@ -329,26 +329,6 @@ class ParameterServer(Strategy):
             if end is not None:
                 end.close()
         self.client = self.listener = self.server = self.thread = None
-
-
-class _Board:
-    """Where ranks leave each other words: the job's store, or a dict where there is one rank."""
-
-    def __init__(self, job: Job, stage: int) -> None:
-        self.alone: dict[str, str] | None = {} if job.world_size == 1 else None
-        self.prefix = f"parameter_server/{stage}/"
-
-    def set(self, key: str, value: str) -> None:
-        if self.alone is not None:
-            self.alone[key] = value
-        else:
-            job_store().set(self.prefix + key, value)
-
-    def get(self, key: str) -> str:
-        """The word at ``key``, once it is there."""
-        if self.alone is not None:
-            return self.alone[key]
-        return str(job_store().get(self.prefix + key).decode())
 
 
 def plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
