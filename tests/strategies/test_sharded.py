@@ -142,6 +142,32 @@ def test_traffic_of_gradients(strategy: Any) -> None:
     assert least <= run.metrics["bytes_sent"] < 1.01 * least
 
 
+class Renamed(Classifier):
+    """The hooks are free in how they name their arguments."""
+
+    def training_step(self, batch: Any, i: int) -> Any:
+        return super().training_step(batch, i)
+
+    def validation_step(self, batch: Any, i: int) -> None:
+        super().validation_step(batch, i)
+
+
+def test_arguments_of_any_name() -> None:
+    options: dict[str, Any] = {"validation": loader(23, 5, False)}
+    assert max(difference(train(Renamed, **options), train(Renamed, "fsdp", 2, **options)).values()) < 1e-10
+
+
+class Manual(Classifier):
+    automatic_optimization = False
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_manual_optimisation_is_refused(strategy: str) -> None:
+    trainer = Trainer(strategy=strategy, devices=2, max_epochs=1, **QUIET)
+    with pytest.raises(ConfigurationError, match="cannot train a module with automatic_optimization=False"):
+        trainer.fit(Manual(), loader())
+
+
 # -- tensor parallelism -----------------------------------------------------------------------------------------
 def test_the_usual_names_are_found() -> None:
     plan = plan_of(tiny_gpt())

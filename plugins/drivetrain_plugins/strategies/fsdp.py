@@ -6,6 +6,7 @@ forward and backward pass and let go after; gradients are reduce-scattered, so e
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,10 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> No
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:
         if hasattr(module, name):
+            signature = inspect.signature(getattr(type(module), name))
             register_fsdp_forward_method(module, name)
+            # Torch's wrapper is bound over a bound method, so that inspection would leave out the batch too.
+            getattr(module, name).__func__.__signature__ = signature
 
 
 class FullySharded(Strategy):
