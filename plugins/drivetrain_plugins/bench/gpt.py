@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.cli.accelerators import gpu_count
+from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
+from drivetrain.launch import launch
+from drivetrain_plugins.bench.gpt_sizes import SIZES
+from drivetrain_plugins.bench.gpt_worker import contend
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,6 @@ CONTESTS = (
     Contest("parameter_server embedded=true", "ddp"),
     Contest("local_sgd period=8", "local_sgd", 8),
 )
-
-
-@dataclass(frozen=True)
-class Size:
-    """A GPT and its micro-batch."""
-
-    vocab: int
-    context: int
-    layers: int
-    heads: int
-    width: int
-    batch: int
-
-
-SIZES = {
-    "gpt2": Size(50304, 1024, 12, 12, 768, 32),  # 124 million parameters, tied
-    "tiny": Size(256, 64, 4, 4, 64, 8),
-}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -134,6 +118,10 @@ def _line(row: dict[str, Any]) -> str:
 
 def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: int | None = None) -> dict[str, Any]:
     """One contest in a job of ``devices`` processes."""
+    accelerator = arguments.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if gpu_count() else "cpu"
+    backend = "nccl" if accelerator == "cuda" else "gloo"
     with tempfile.TemporaryDirectory(prefix="drivetrain_bench_") as folder:
         out = Path(folder) / "result.json"
         task = {
@@ -142,27 +130,19 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
             "steps": arguments.steps,
             "warmup": arguments.warmup,
             "turns": arguments.turns if scale is None else 1,
-            "accelerator": arguments.accelerator,
+            "accelerator": accelerator,
             "compile": arguments.compile,
             "batch": arguments.batch,
             "scale": scale if scale is not None else devices if contest.replicas else 1,
             "losses_only": scale is not None,
             "out": str(out),
         }
-        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
-        done = subprocess.run(
-            [*run, "-m", "drivetrain_plugins.bench.gpt_worker", json.dumps(task)],
-            env={**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
         row: dict[str, Any] = {"strategy": contest.strategy, "devices": devices}
-        if done.returncode or not out.exists():
-            lines = [line for line in done.stderr.splitlines() if "Error" in line]
-            print(*done.stderr.splitlines()[:40], sep="\n", file=sys.stderr)
-            return {**row, "error": f"failed: {(lines or ['no error was printed'])[0].strip()[:200]}"}
+        try:
+            launch(contend, task, workers=devices, accelerator=accelerator, backend=backend, timeout=120.0)
+        except DrivetrainError as error:
+            print(error, file=sys.stderr)
+            return {**row, "error": f"failed: {str(error).splitlines()[0][:200]}"}
         found = json.loads(out.read_text())
         ours, theirs = (statistics.median(found[side]) if found[side] else float("nan") for side in ("ours", "theirs"))
         return {**row, "tokens_per_second": ours, "by_hand": theirs, "losses": found["losses"], **found}

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import sys
 import time
-from datetime import timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +15,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from drivetrain import Callback, Trainer, TrainModule
 from drivetrain.compilation import compiled
+from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain_plugins.bench import gpt_by_hand
-from drivetrain_plugins.bench.gpt import SIZES, Size
+from drivetrain_plugins.bench.gpt_sizes import SIZES, Size
 from recipes.char_lm.model import GPT
-
-RANK = int(os.environ.get("RANK", "0"))
 
 
 def model_of(size: Size) -> GPT:
@@ -80,14 +75,14 @@ def rest_of(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def with_trainer(task: dict[str, Any], size: Size, data: Sequences, batch: int) -> tuple[float, list[float]]:
+def with_trainer(job: Job, task: dict[str, Any], size: Size, data: Sequences, batch: int) -> tuple[float, list[float]]:
     """Seconds of the timed steps, and the losses."""
     clock = Clock(task["warmup"], task["steps"])
     name, *words = task["strategy"].split(" ")
     options = {key: json.loads(value) for key, value in (word.split("=") for word in words)}
     trainer = Trainer(
         strategy={"name": name, **options},
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        devices=job.world_size,
         accelerator="gpu" if task["accelerator"] == "cuda" else "cpu",
         precision="bf16-mixed",
         max_epochs=1,
@@ -106,17 +101,16 @@ def with_trainer(task: dict[str, Any], size: Size, data: Sequences, batch: int) 
     return clock.seconds, [loss for _, loss in trainer.loss_curve]
 
 
-def by_hand(task: dict[str, Any], size: Size, data: Sequences, batch: int, device: torch.device) -> float:
+def by_hand(job: Job, task: dict[str, Any], size: Size, data: Sequences, batch: int, device: torch.device) -> float:
     """Seconds of the timed steps."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1 or task["engine"] == "zero":
-        _join("nccl" if device.type == "cuda" else "gloo", world)
+    world = job.world_size
+    init_process_group(job, device=device)
     model = model_of(size).to(device)
     engine = getattr(gpt_by_hand, task["engine"])
     if task["argument"] is not None:
         engine = engine(task["argument"])
     share = batch // world if task["replicas"] else batch
-    first = RANK * share if task["replicas"] else 0
+    first = job.rank * share if task["replicas"] else 0
     began = 0.0
     holder = torch.nn.Module()
     holder.model = model
@@ -131,32 +125,18 @@ def by_hand(task: dict[str, Any], size: Size, data: Sequences, batch: int, devic
             step(tokens.to(device), following.to(device))
         rest_of(device)
         seconds = time.perf_counter() - began
-    if dist.is_initialized():
+    if world > 1:
         dist.barrier()
-        dist.destroy_process_group()
+    destroy_process_group()
     return seconds
 
 
-_joined = count()
-
-
-def _join(backend: str, world: int) -> None:
-    """torch's own ``env://`` would meet the addresses of the group that was there before."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, world, is_master=False, timeout=timedelta(seconds=60))
-    dist.init_process_group(
-        backend, store=dist.PrefixStore(f"by_hand_{next(_joined)}", store), rank=RANK, world_size=world
-    )
-
-
-def main() -> None:
-    task = json.loads(sys.argv[1])
+def contend(job: Job, task: dict[str, Any]) -> None:
+    """Take part in the contest ``task`` as one of the job's workers; the first writes the result."""
     size = SIZES[task["size"]]
-    if task["accelerator"] == "auto":
-        task["accelerator"] = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device("cpu")
     if task["accelerator"] == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", job.local_rank)
         torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = True
     batch = (task["batch"] or size.batch) * task["scale"]
@@ -165,13 +145,13 @@ def main() -> None:
     tokens = task["steps"] * batch * size.context
     result: dict[str, Any] = {"ours": [], "theirs": [], "losses": []}
     for _ in range(task["turns"]):
-        seconds, result["losses"] = with_trainer(task, size, data, batch)
+        seconds, result["losses"] = with_trainer(job, task, size, data, batch)
         result["ours"].append(tokens / seconds)
-        if not task["losses_only"]:
-            _free(device)
-            result["theirs"].append(tokens / by_hand(task, size, data, batch, device))
         _free(device)
-    if RANK == 0:
+        if not task["losses_only"]:
+            result["theirs"].append(tokens / by_hand(job, task, size, data, batch, device))
+            _free(device)
+    if job.rank == 0:
         Path(task["out"]).write_text(json.dumps(result))
 
 
@@ -179,7 +159,3 @@ def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,6 +6,7 @@ forward and backward pass and let go after; gradients are reduce-scattered, so e
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -65,13 +66,18 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> No
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:
         if hasattr(module, name):
+            signature = inspect.signature(getattr(type(module), name))
             register_fsdp_forward_method(module, name)
+            # Torch's wrapper is bound over a bound method, so that inspection would leave out the batch too.
+            getattr(module, name).__func__.__signature__ = signature
 
 
 class FullySharded(Strategy):
     """With one worker nothing is cut."""
 
     mesh: DeviceMesh | None = None
+    _weighted = False  # whether the window's losses came with weights of their own
+    _reductions = 0
 
     def connect(self, job: Job) -> None:
         super().connect(job)
@@ -99,14 +105,17 @@ class FullySharded(Strategy):
             self.module.set_requires_gradient_sync(step.last)
         loss = super().forward_backward(step)
         if loss is None and self.mesh is not None:
-            raise TrainingError(
-                f"training_step returned None on rank {self.job.rank}: with sharded parameters every rank takes part in"
-                " every backward pass; return a loss times 0.0 instead, or use strategy=ddp."
-            )
+            raise no_loss(self.job.rank)
+        self._weighted = step.weighted or (self._weighted and not step.first)
         return loss
 
+    def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
+        super().backward(loss, share, sync, weighted=weighted, **options)
+        self._reductions += sync or self.options.reduce_every_micro_batch
+
     def normalise(self, optimizer: Optimizer) -> None:
-        if self.mesh is not None and self.weight:  # the weights that the other ranks' modules gave are not known here
+        # The weights of the other ranks' losses are not known here. All ranks ask, also one whose own weigh nothing.
+        if self.mesh is not None and self._weighted:
             weight = torch.tensor(self.weight, dtype=torch.float64, device=self.communicator.device)
             self.weight = float(self.communicator.all_reduce(weight)) / self.data.size
         super().normalise(optimizer)
@@ -144,6 +153,27 @@ class FullySharded(Strategy):
             dtensors.load_optimizer(self.module, optimizer, saved)
         if "precision" in state:
             self.precision.load_state_dict(state["precision"])
+
+    def traffic(self) -> dict[str, int]:
+        """Of the gradients' reduce-scatters; the weights that are gathered for a pass are not counted."""
+        return {} if self.mesh is None else reduced(self.module, self.data.size, self._reductions)
+
+
+def no_loss(rank: int) -> TrainingError:
+    """What a rank ends with that has nothing to go backward from while the others wait for it."""
+    return TrainingError(
+        f"training_step returned None on rank {rank}: with sharded parameters every rank takes part in every backward"
+        " pass; return a loss times 0.0 instead, or use strategy=ddp."
+    )
+
+
+def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:
+    """What a rank sends when the gradients of a sharded ``module`` are reduce-scattered so many ``times``: to each of
+    the others the part of the gradients that is theirs, block by block."""
+    parts = [dtensors.local(p) for p in module.parameters() if p.requires_grad]
+    sent = times * (ranks - 1) * sum(part.nbytes for part in parts)
+    blocks = sum(isinstance(one, FSDPModule) for one in module.modules())
+    return {"bytes_sent": sent, "bytes_dense": sent, "messages": times * (ranks - 1) * blocks}
 
 
 def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:

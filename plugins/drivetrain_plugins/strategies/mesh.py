@@ -19,12 +19,11 @@ from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Plan
-from drivetrain.errors import TrainingError
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.declared.mesh import sizes
-from drivetrain_plugins.strategies.fsdp import shard
+from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
 from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
 
 if TYPE_CHECKING:
@@ -36,6 +35,8 @@ class Mesh(Strategy):
 
     mesh: DeviceMesh
     replicas: Communicator  # the ranks at this one's place of their tensor groups
+    _weighted = False  # whether the window's losses came with weights of their own
+    _reductions = 0
 
     def sizes(self, world_size: int) -> tuple[int, int, int]:
         return sizes(self.options, world_size)
@@ -77,10 +78,9 @@ class Mesh(Strategy):
     def forward_backward(self, step: Any) -> Tensor | None:
         loss = super().forward_backward(step)
         if loss is None and self.sharded:
-            raise TrainingError(
-                f"training_step returned None on rank {self.job.rank}: with sharded parameters every rank takes part in"
-                " every backward pass; return a loss times 0.0 instead, or use strategy=ddp."
-            )
+            raise no_loss(self.job.rank)
+        self._weighted = step.weighted or (self._weighted and not step.first)
+        self._reductions += self.sharded
         return loss
 
     def optimizer_step(
@@ -90,23 +90,37 @@ class Mesh(Strategy):
             return super().optimizer_step(optimizer, closure, before_step)
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        """Average over the replicas, in one message per dtype. Ahead of the gradients goes which of them there are, so
+        that a replica which lacks some, or all, need not ask; only such a one waits to read it."""
         if self.data.size == 1:
             return
+        if self.sharded:  # FSDP did the gradients
+            if self._weighted:
+                weight = torch.tensor(self.weight, dtype=torch.float64, device=self.replicas.device)
+                self.weight = float(self.replicas.all_reduce(weight)) / self.data.size
+            return
         parameters = [p for p in _parameters(optimizer) if p.requires_grad]
-        present = [0.0 if self.sharded else float(p.grad is not None) for p in parameters]
-        seen = torch.tensor([self.weight, float(self.contributed), *present], dtype=torch.float64)
-        weight, contributed, *counts = self.replicas.all_reduce(seen.to(self.replicas.device)).tolist()
-        self.weight, self.contributed = weight / self.data.size, contributed > 0
-        used = [p for p, count in zip(parameters, counts, strict=True) if count]
-        for p in used:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        gradients = [dtensors.local(p.grad) for p in used if p.grad is not None]
-        for dtype in sorted({g.dtype for g in gradients}, key=str):
-            group = [g for g in gradients if g.dtype == dtype]
-            flat = self.replicas.all_reduce(torch.cat([g.reshape(-1) for g in group])).div_(self.data.size)
-            for gradient, part in zip(group, flat.split([g.numel() for g in group]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+        absent = [p for p in parameters if p.grad is None]
+        present = [float(p.grad is not None) for p in parameters]
+        for p in absent:
+            p.grad = torch.zeros_like(p)
+        gradients = [dtensors.local(p.grad) for p in parameters if p.grad is not None]
+        exact = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
+        head = torch.tensor([self.weight, float(self.contributed), *present], dtype=exact, device=self.device)
+        self._average([head, *gradients])
+        if self._weighted or not self.contributed:
+            self.weight, self.contributed = float(head[0]), bool(head[1] > 0)
+        if absent:  # nobody has a gradient for some of them: the optimizer leaves them alone
+            for p, count in zip(parameters, head[2:].tolist(), strict=True):
+                if count == 0:
+                    p.grad = None
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            group = [t for t in tensors if t.dtype == dtype]
+            flat = self.replicas.all_reduce(torch.cat([t.reshape(-1) for t in group])).div_(self.data.size)
+            for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     def normalise(self, optimizer: Optimizer) -> None:
         if not self.contributed:
@@ -148,6 +162,13 @@ class Mesh(Strategy):
             dtensors.load_optimizer(self.module, optimizer, saved)
         if "precision" in state:
             self.precision.load_state_dict(state["precision"])
+
+    def traffic(self) -> dict[str, int]:
+        """Of the gradients; what a tensor group exchanges within a pass is not counted."""
+        if self.sharded:
+            return reduced(self.module, self.data.size, self._reductions)
+        sent = self.replicas.statistics
+        return {"bytes_sent": sent.bytes_sent, "bytes_dense": sent.bytes_sent, "messages": sent.messages}
 
 
 class TensorParallel(Mesh):

@@ -6,6 +6,7 @@ a block exchanges one sum forward and one backward, and what is elementwise in b
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,12 @@ ROWS = frozenset(
     ["output", "out", "o_proj", "out_proj", "wo", "down", "down_proj", "fc2", "w2", "c_proj", "linear2", "lin2"]
 )
 METHOD = "tensor_parallel_plan"
+_KEYS = frozenset(["key", "value", "k", "v", "k_proj", "v_proj", "wk", "wv"])
+_HEADS = ("heads", "num_heads", "n_heads", "n_head", "num_attention_heads")
+_KEY_HEADS = ("kv_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "num_key_value_heads")
+_HEAD_WIDTHS = ("head_width", "head_dim", "head_size")
+# The methods that may know how many heads there are in all: they do not compute with a rank's part of them.
+_BUILDING = frozenset({"__init__", "extra_repr", "reset_parameters", METHOD})
 
 
 def plan_of(module: nn.Module) -> dict[str, Any]:
@@ -29,10 +36,9 @@ def plan_of(module: nn.Module) -> dict[str, Any]:
     Raises:
         ConfigurationError: nothing can be cut.
     """
-    for prefix, owner in [("", module), *((f"{name}.", child) for name, child in module.named_children())]:
-        given = getattr(owner, METHOD, None)
-        if callable(given):
-            return {f"{prefix}{name}": style for name, style in given().items()}
+    given = _given(module)
+    if given is not None:
+        return given
     found: dict[str, Any] = {}
     for name, parent in module.named_modules():
         linear = {child for child, one in parent.named_children() if isinstance(one, nn.Linear)}
@@ -48,8 +54,18 @@ def plan_of(module: nn.Module) -> dict[str, Any]:
     return found
 
 
+def _given(module: nn.Module) -> dict[str, Any] | None:
+    """The plan that the module or one of its children has of its own."""
+    for prefix, owner in [("", module), *((f"{name}.", child) for name, child in module.named_children())]:
+        method = getattr(owner, METHOD, None)
+        if callable(method):
+            return {f"{prefix}{name}": style for name, style in method().items()}
+    return None
+
+
 def check_plan(module: nn.Module, size: int) -> None:
-    """Refuse a plan that names what is not there, or that ``size`` ranks do not divide.
+    """Refuse a plan that names what is not there, that ``size`` ranks do not divide, or that was found for layers
+    whose parent counts on all heads.
 
     Raises:
         ConfigurationError: with the first layer that does not go.
@@ -69,6 +85,9 @@ def check_plan(module: nn.Module, size: int) -> None:
             raise ConfigurationError(f"{METHOD}() names {pattern!r}, which {type(module).__name__} does not have.")
         for name in names:
             _check_layer(name, named[name], named[name.rpartition(".")[0]], style, size)
+    if size > 1 and _given(module) is None:
+        for name in dict.fromkeys(name.rpartition(".")[0] for name in plan_of(module)):
+            _check_heads_are_open(name, named[name])
 
 
 def _check_layer(name: str, layer: nn.Module, parent: nn.Module, style: Any, size: int) -> None:
@@ -77,7 +96,7 @@ def _check_layer(name: str, layer: nn.Module, parent: nn.Module, style: Any, siz
     if not isinstance(layer, nn.Linear):
         raise ConfigurationError(f"{METHOD}() cuts {name}, a {type(layer).__name__}: only linear layers can be cut so.")
     width = layer.out_features if style == "columns" else layer.in_features
-    heads = _heads(parent, width)
+    heads = _heads(parent, name.rpartition(".")[2], width)
     if heads is not None and heads % size:
         raise ConfigurationError(
             f"the {heads} heads of {name.rpartition('.')[0]} cannot be divided among {size} ranks of a tensor"
@@ -90,12 +109,36 @@ def _check_layer(name: str, layer: nn.Module, parent: nn.Module, style: Any, siz
         )
 
 
-def _heads(parent: nn.Module, width: int) -> int | None:
-    """Attention heads of ``parent``, where it says how many or how wide they are."""
-    for name in ("heads", "num_heads", "n_heads", "n_head", "num_attention_heads"):
-        if isinstance(getattr(parent, name, None), int):
-            return int(getattr(parent, name))
-    for name in ("head_width", "head_dim", "head_size"):
+def _heads(parent: nn.Module, layer: str, width: int) -> int | None:
+    """Attention heads among the ``width`` channels of ``layer``, where ``parent`` says how wide or how many they are;
+    of keys and values there may be fewer than of queries."""
+    for name in _HEAD_WIDTHS:
         if isinstance(getattr(parent, name, None), int):
             return width // int(getattr(parent, name))
+    for name in (*_KEY_HEADS, *_HEADS) if layer in _KEYS else _HEADS:
+        if isinstance(getattr(parent, name, None), int):
+            return int(getattr(parent, name))
     return None
+
+
+def _check_heads_are_open(name: str, parent: nn.Module) -> None:
+    """Refuse a parent that computes with the number of all heads: it would cut its part of the channels into as many,
+    narrower ones, and train something else without an error."""
+    for owner in type(parent).__mro__:
+        if owner is nn.Module:
+            break
+        for method, function in vars(owner).items():
+            code = getattr(function, "__code__", None)
+            counted = set() if code is None or method in _BUILDING else _names(code) & {*_HEADS, *_KEY_HEADS}
+            if counted:
+                raise ConfigurationError(
+                    f"{type(parent).__name__}.{method} ({name}) computes with {min(counted)}, the number of all heads,"
+                    " of which a rank of a tensor group has some: leave it open, as in view(batch, length, -1,"
+                    f" head_width), or define {METHOD}() if it is right as it stands."
+                )
+
+
+def _names(code: CodeType) -> set[str]:
+    """The attributes and globals that ``code`` reads, comprehensions within it included."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)

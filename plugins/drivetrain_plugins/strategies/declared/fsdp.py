@@ -38,6 +38,8 @@ FSDP = Declaration(
     options=FullyShardedOptions,
     support=Support(
         precisions=ALL_PRECISIONS - {"16-mixed"},
+        # FSDP2 reduces gradients in a backward pass that follows the method it gathers for; here it is within it.
+        manual_optimization=False,
         several_optimizers=False,
         closures=False,
     ),
