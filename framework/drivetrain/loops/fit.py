@@ -100,7 +100,8 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
-        if self._done():
+        # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
+        if self._done() and not (self._unfinished() and self.is_last_batch):
             return
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
         self.module.train()
