@@ -71,6 +71,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
                 {
                     "current_epoch": trainer.current_epoch,
                     "global_step": trainer.global_step,
+                    "batches_seen": 0 if fit is None else fit.batches_seen,
                     "status": trainer.status,
                     "should_stop": trainer.should_stop,
                     "ckpt_path": trainer.ckpt_path,
@@ -100,7 +101,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         module.load_state_dict(state["weights"], strict=module.strict_loading)
     counters = from_safe(state["trainer"])
     trainer.fit_loop = None  # type: ignore[assignment]  # the loop ran elsewhere; its counters are taken over below
-    for name in ("current_epoch", "global_step"):
+    for name in ("current_epoch", "global_step", "batches_seen"):
         trainer._adopted[name] = counters.pop(name) if request.stage == "fit" else trainer._adopted.get(name, 0)
         counters.pop(name, None)
     fitted = counters.pop("fitted")

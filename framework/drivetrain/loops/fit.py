@@ -43,7 +43,14 @@ class FitLoop:
         batches_seen: micro-batches of all epochs.
     """
 
-    def __init__(self, trainer: Trainer, source: BatchSource) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        source: BatchSource,
+        current_epoch: int = 0,
+        global_step: int = 0,
+        batches_seen: int = 0,
+    ) -> None:
         self.trainer = trainer
         self.source = source
         self.module = trainer.lightning_module
@@ -52,14 +59,14 @@ class FitLoop:
         self.metrics = trainer.metrics
         self.timing = trainer.timing
         self.boundary = Boundary(trainer)
-        self.epoch = 0
+        self.epoch = current_epoch
         self.batch = 0
-        self.global_step = 0
+        self.global_step = global_step
         self.validated = False
         self.ended = False
-        self.logged = 0
+        self.logged = global_step
         self.between_steps = True
-        self.batches_seen = 0
+        self.batches_seen = batches_seen
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
@@ -113,6 +120,11 @@ class FitLoop:
         self.timing.total += perf_counter() - self.timing.started
         trainer.training = True
         hooks("on_train_end")
+
+    @property
+    def finished(self) -> bool:
+        """Whether an earlier call of ``fit`` has come to the limits already."""
+        return self.global_step > 0 and self._done()
 
     def _unfinished(self) -> bool:
         """Whether a run was resumed within an epoch, of which at least the end is to be done, also at the end."""
