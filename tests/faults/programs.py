@@ -37,9 +37,10 @@ def train(
     devices: int,
     *more: Callback,
     resume: str | None = None,
+    keep: int = 1,
     **options: Any,
 ) -> None:
-    """The run of ``tests.resume`` with a checkpoint every 2 steps, to its end."""
+    """The run of ``tests.resume`` with a checkpoint every 2 steps (``keep``: as ``save_top_k``), to its end."""
     settings: dict[str, Any] = {
         "max_epochs": 4,
         "accumulate_grad_batches": 2,
@@ -57,7 +58,7 @@ def train(
         callbacks=[
             *more,
             Save(folder),
-            ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, save_last=True, save_top_k=1),
+            ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, save_last=True, save_top_k=keep),
         ],
         **settings,
     )
