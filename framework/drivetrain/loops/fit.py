@@ -9,11 +9,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
+from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import Abandoned, takes
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
@@ -88,6 +90,7 @@ class FitLoop:
         self._default_step = not self.hooks.module_has("optimizer_step")
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
         self._closures = False
+        self._early_end: EarlyEnd | None = None
 
     def use(self, optimizers: list[Optimizer]) -> None:
         """Take the optimizers that the strategy built."""
@@ -115,8 +118,14 @@ class FitLoop:
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
-        while self._unfinished() or not self._done():
-            self._epoch()
+        if hooks.module_has("on_train_batch_start") and dist.is_initialized() and not self.boundary.alone:
+            self._early_end = EarlyEnd(trainer)
+        try:
+            while self._unfinished() or not self._done():
+                self._epoch()
+        finally:
+            if self._early_end is not None:
+                self._early_end.close()
         self.timing.total += perf_counter() - self.timing.started
         trainer.training = True
         hooks("on_train_end")
@@ -249,9 +258,14 @@ class FitLoop:
             step = MicroStep(self, micro, batch, micro.weight / total, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            if "on_train_batch_start" in hooks.active and hooks("on_train_batch_start", batch, step.index) == -1:
-                self._drop_gradients(steps)
-                raise EndEpoch
+            if "on_train_batch_start" in hooks.active:
+                if hooks("on_train_batch_start", batch, step.index) == -1:
+                    self._drop_gradients(steps)
+                    if self._early_end is not None:
+                        self._early_end.agree(self.epoch, step.index)
+                    raise EndEpoch
+                if self._early_end is not None:
+                    self._early_end.passed = (self.epoch, step.index)
             if self.timing.on:
                 self.clock = perf_counter()
             hooks.current = "optimizer_step"
