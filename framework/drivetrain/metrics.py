@@ -180,6 +180,7 @@ class Metrics:
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
         self.batch: Any = None  # the MicroBatch at hand: its weight is the default weight of logged values
         self.fraction = 1.0  # of that batch's samples, where a strategy calls the step for pieces of it
+        self.joined: int | None = None  # the number of the step that all batches at hand belong to (a round)
         self.several_loaders = False
 
     # -- collecting ---------------------------------------------------------------------------------------------
@@ -252,10 +253,11 @@ class Metrics:
             if len(entry.pending) >= _FOLD:
                 entry.fold()
         if entry.on_step:
-            index = batch.index if batch is not None else 0
+            index = self.joined if self.joined is not None else batch.index if batch is not None else 0
+            pieces = self.fraction != 1.0 or self.joined is not None
             if hook not in _BATCH_HOOKS:
                 entry.steps.append((index, value, weight))
-            elif self.fraction != 1.0 and entry.steps and entry.steps[-1][0] == index:
+            elif pieces and entry.steps and entry.steps[-1][0] == index:
                 entry.steps = [_joined(entry.reduction, entry.steps[-1], (index, value, weight))]
             else:
                 entry.steps = [(index, value, weight)]  # training: only the newest is ever written

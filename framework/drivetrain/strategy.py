@@ -105,8 +105,9 @@ class Run(Protocol):
         """Train on every micro-batch of ``source``. ``inner``: a client's own steps, which count neither as global
         steps nor for schedules."""
 
-    def outer(self) -> None:
-        """Count one global step (a round)."""
+    def outer(self, samples: int, last: bool = True) -> None:
+        """Count one global step (a round) after the inner steps since the last one, of ``samples`` samples on all
+        ranks; ``last``: of the epoch. Every training rank calls it, also those that had no inner step."""
 
 
 class SkipStep(Exception):

@@ -114,6 +114,8 @@ def test_a_checkpoint_fits_every_strategy(before: Cell, after: Cell, saved: Any,
     found = fit(tmp_path / "other", after, resume=checkpoint, steps=8).loss_curve
     # What comes next is a function of the weights alone; what comes then, of the optimizer's state too.
     count = 8 if after.exact and before.exact else 7
+    if after.declaration.support.exact_with is None:
+        count = 6  # its steps are not single's: its own tests look at the weights that it goes on from
     assert [step for step, _ in found] == [step for step, _ in expected]
     worst = max(abs(a - b) for (step, a), (_, b) in zip(found, expected, strict=True) if step <= count)
     assert worst <= after.declaration.support.tolerance

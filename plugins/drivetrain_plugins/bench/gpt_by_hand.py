@@ -81,7 +81,7 @@ def tensor_parallel(model: Any, device: torch.device) -> Step:
 
 
 def pipeline(model: Any, device: torch.device) -> Step:
-    """GPipe over equal shares of the blocks; four micro-batches for each stage."""
+    """GPipe over equal shares of the blocks; four micro-batches, as the strategy has by default."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -93,7 +93,7 @@ def pipeline(model: Any, device: torch.device) -> Step:
     part = nn.Sequential(*mine)
     optimizer = optimizer_of(part)
     stage = PipelineStage(part, rank, size, device)
-    schedule = ScheduleGPipe(stage, 4 * size, loss_fn=loss_of)
+    schedule = ScheduleGPipe(stage, 4, loss_fn=loss_of)
 
     def step(tokens: Tensor, following: Tensor) -> Tensor:
         losses: list[Tensor] = []
