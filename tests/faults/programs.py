@@ -16,8 +16,8 @@ from tests.runs import QUIET, loader
 class Slow(Callback):
     """Makes a moment last, and leaves a mark in ``folder`` when it begins."""
 
-    def __init__(self, folder: Path, moment: str, step: int, seconds: float = 0.15) -> None:
-        self.folder, self.moment, self.step, self.seconds = folder, moment, step, seconds
+    def __init__(self, folder: Path | str, moment: str, step: int, seconds: float = 0.15) -> None:
+        self.folder, self.moment, self.step, self.seconds = Path(folder), moment, step, seconds
 
     def _at(self, moment: str, trainer: Trainer) -> None:
         if moment == self.moment and trainer.global_step >= self.step:

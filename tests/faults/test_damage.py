@@ -40,8 +40,13 @@ class Began(Callback):
 
 @pytest.mark.parametrize(
     ("strategy", "devices", "resume", "how"),
-    [("single", 1, "auto", "bit"), ("single", 1, "last", "short"), ("ddp", 2, "last", "gone"), ("ring", 2, "auto", "bit")],
-)  # fmt: skip
+    [
+        ("single", 1, "auto", "bit"),
+        ("single", 1, "last", "short"),
+        ("ddp", 2, "last", "gone"),
+        ("ring", 2, "auto", "bit"),
+    ],
+)
 def test_a_damaged_newest_checkpoint_is_passed_over(
     strategy: str, devices: int, resume: str, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

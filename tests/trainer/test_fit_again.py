@@ -49,7 +49,7 @@ def test_trains_on_up_to_a_raised_limit(strategy: str, devices: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"max_epochs": 1}, {"max_steps": 3}])
-def test_at_its_limit_it_says_so(limit: dict[str, int]) -> None:
+def test_at_its_limit_it_says_so(limit: dict[str, Any]) -> None:
     trainer = Trainer(**QUIET, **limit, precision="64-true")
     module = Classifier()
     trainer.fit(module, loader())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,8 @@ class EarlyEnd:
         mine = torch.tensor([float(self.rank)], dtype=torch.float64, device=trainer.strategy.device)
         self.ranks = [int(rank) for rank in trainer.strategy.gather(mine)]
         self.passed = (-1, -1)
-        self._store = dist.distributed_c10d._get_default_store().clone()
+        default: Any = dist.distributed_c10d._get_default_store()
+        self._store = default.clone()
         self._prefix = f"drivetrain/early_end/{next(_runs)}"
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="drivetrain-early-end", daemon=True)
