@@ -92,9 +92,9 @@ REPLICAS = {"name": "mesh", "tensor": 1}
 
 
 @pytest.mark.parametrize("make", [Weighted, Rare])
-@pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ("fsdp", 3), (REPLICAS, 2), (SHARDS, 2)])
+@pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 3), (REPLICAS, 2), (SHARDS, 2), ("ddp", 2), ("ring", 3)])
 def test_losses_with_weights(strategy: Any, devices: int, make: Any) -> None:
-    if strategy != "fsdp":
+    if isinstance(strategy, dict):
         make = planned(make)
     reference, run = train(make), train(make, strategy, devices)
     assert difference(reference, run)["weights"] < 1e-10

@@ -1,7 +1,7 @@
 """A GPT trained under every strategy, beside a hand-written loop of the same engine: tokens a second, and the loss.
 
-Each strategy runs in one job of N processes, in which the Trainer and the hand-written loop take turns; ratios are of
-medians over the turns. The loss is compared with that of ``single`` on the same global batches.
+The Trainer and the hand-written loop take turns, each in N processes of its own; ratios are of medians over the turns.
+The loss is compared with that of ``single`` on the same global batches.
 """
 
 from __future__ import annotations
@@ -129,20 +129,31 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
             "size": arguments.size,
             "steps": arguments.steps,
             "warmup": arguments.warmup,
-            "turns": arguments.turns if scale is None else 1,
             "accelerator": accelerator,
             "compile": arguments.compile,
             "batch": arguments.batch,
             "scale": scale if scale is not None else devices if contest.replicas else 1,
-            "losses_only": scale is not None,
             "out": str(out),
         }
         row: dict[str, Any] = {"strategy": contest.strategy, "devices": devices}
-        try:
-            launch(contend, task, workers=devices, accelerator=accelerator, backend=backend, timeout=120.0)
-        except DrivetrainError as error:
-            print(error, file=sys.stderr)
-            return {**row, "error": f"failed: {str(error).splitlines()[0][:200]}"}
-        found = json.loads(out.read_text())
+        found: dict[str, list[float]] = {"ours": [], "theirs": [], "losses": []}
+        sides = ("ours",) if scale is not None else ("ours", "theirs") * arguments.turns
+        for side in sides:  # each in processes of its own: some engines keep the groups of the first job for good
+            try:
+                launch(
+                    contend,
+                    {**task, "side": side},
+                    workers=devices,
+                    accelerator=accelerator,
+                    backend=backend,
+                    timeout=120.0,
+                )
+            except DrivetrainError as error:
+                print(error, file=sys.stderr)
+                return {**row, "error": f"failed: {str(error).splitlines()[0][:200]}"}
+            result = json.loads(out.read_text())
+            found["ours"] += result["ours"]
+            found["theirs"] += result["theirs"]
+            found["losses"] = result["losses"] or found["losses"]
         ours, theirs = (statistics.median(found[side]) if found[side] else float("nan") for side in ("ours", "theirs"))
         return {**row, "tokens_per_second": ours, "by_hand": theirs, "losses": found["losses"], **found}

@@ -26,12 +26,25 @@ def optimizer_of(model: nn.Module) -> AdamW:
     return AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, fused=on_gpu)
 
 
+def optimizer_of_two_kinds(model: nn.Module) -> AdamW:
+    """The same in two groups: an operation on a list takes plain tensors or DTensors, not both."""
+    cut = [p for p in model.parameters() if hasattr(p, "placements")]
+    whole = [p for p in model.parameters() if not hasattr(p, "placements")]
+    on_gpu = next(model.parameters()).is_cuda
+    return AdamW([{"params": cut}, {"params": whole}], lr=LEARNING_RATE, weight_decay=0.1, fused=on_gpu)
+
+
 def loss_of(scores: Tensor, following: Tensor) -> Tensor:
     return cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
-def _loop(model: nn.Module, device: torch.device, after: Callable[[], None] = lambda: None) -> Step:
-    optimizer = optimizer_of(model)
+def _loop(
+    model: nn.Module,
+    device: torch.device,
+    after: Callable[[], None] = lambda: None,
+    make: Callable[[nn.Module], AdamW] = optimizer_of,
+) -> Step:
+    optimizer = make(model)
 
     def step(tokens: Tensor, following: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -77,7 +90,7 @@ def tensor_parallel(model: Any, device: torch.device) -> Step:
     plan |= {name: RowwiseParallel() for name in ("attention.output", "mlp.down")}
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
-    return _loop(model, device)
+    return _loop(model, device, make=optimizer_of_two_kinds)
 
 
 def pipeline(model: Any, device: torch.device) -> Step:

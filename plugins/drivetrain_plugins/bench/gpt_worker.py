@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from pathlib import Path
@@ -144,18 +143,10 @@ def contend(job: Job, task: dict[str, Any]) -> None:
     data = Sequences(size, steps * batch)
     tokens = task["steps"] * batch * size.context
     result: dict[str, Any] = {"ours": [], "theirs": [], "losses": []}
-    for _ in range(task["turns"]):
+    if task["side"] == "ours":
         seconds, result["losses"] = with_trainer(job, task, size, data, batch)
         result["ours"].append(tokens / seconds)
-        _free(device)
-        if not task["losses_only"]:
-            result["theirs"].append(tokens / by_hand(job, task, size, data, batch, device))
-            _free(device)
+    else:
+        result["theirs"].append(tokens / by_hand(job, task, size, data, batch, device))
     if job.rank == 0:
         Path(task["out"]).write_text(json.dumps(result))
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -57,6 +57,7 @@ class DistributedDataParallelStrategy(Strategy):
 
     _replicas: DistributedDataParallel | None = None
     _synchronised = 0
+    _weighs = False  # whether the module weights its losses itself
     _ticket: torch.Tensor  # as it left the forward pass at hand
     _compressed: CompressedAverage | None = None
     _sent = (0, 0, 0)  # bytes, bytes uncompressed, messages of compressed gradients of former runs
@@ -155,6 +156,7 @@ class DistributedDataParallelStrategy(Strategy):
                     self.contributed = True
                     if step.weighted:
                         self.weight += step.share
+                        self._weighs = True
                     self.backward(loss, step.share, step.last, weighted=step.weighted)
                     step.after_backward()
                 elif step.last:
@@ -231,8 +233,8 @@ class DistributedDataParallelStrategy(Strategy):
         # Only a rank that itself had nothing must ask whether the others had: no device is waited for otherwise.
         if not self.contributed and float(weight) == 0.0:
             raise SkipStep
-        if self.weight:
-            self.scale_gradients(optimizer, 1.0 / weight)
+        if self._weighs:  # also where this rank's own weight is zero: the others divide too
+            self.scale_gradients(optimizer, torch.where(weight > 0, 1.0 / weight, 1.0))
 
     def _average_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Average over ranks what any rank has a gradient for; a rank without one counts as zero."""
