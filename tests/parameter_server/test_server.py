@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from drivetrain.errors import TrainingError
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener
 from drivetrain_plugins.parameter_server.server import Server
-from drivetrain_plugins.parameter_server.wire import Message, decode
+from drivetrain_plugins.parameter_server.wire import Message, decode, encode
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def served(
     parameter = nn.Parameter(torch.tensor([2.0]))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     server = Server(listener, {"w": parameter}, optimizer, workers, mode, max_staleness)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=_quietly, args=(server,))
     thread.start()
     clients = [
         Client([listener.address], rank, 3.0, keys[rank] if keys else None, [own.public] if own else None)
@@ -47,6 +48,12 @@ def served(
         for end in (*clients, listener):
             end.close()
     assert not thread.is_alive()
+
+
+def _quietly(server: Server) -> None:
+    """What ends it is in ``server.failure``."""
+    with suppress(TrainingError):
+        server.run()
 
 
 def push(clock: int, gradient: float, version: int = 0, **more: Any) -> Message:
@@ -163,6 +170,39 @@ def test_an_answer_that_does_not_come() -> None:
         client.send(0, apply())  # waits for the other worker
         with pytest.raises(TrainingError, match=r"parameter server 0 did not answer worker 0 within 0.3 s"):
             client.receive(0, "weights")
+
+
+def test_a_worker_that_leaves_without_a_goodbye_ends_the_others_waiting() -> None:
+    with served(3, "sync") as (server, [a, b, c]):
+        for client in (a, b, c):
+            client.greet()
+        a.send(0, push(1, 0.5))
+        a.send(0, apply())  # waits for the others
+        c.goodbye()
+        c.close()
+        assert not a.sockets[0].poll(300)
+        b.said_goodbye = True  # as if killed
+        b.close()
+        with pytest.raises(TrainingError, match=r"rank 1 is gone, its connection was closed"):
+            a.receive(0, "weights")
+    assert "rank 1 is gone" in str(server.failure)
+
+
+def test_a_server_that_is_gone_is_noticed_at_once() -> None:
+    listener = Listener("127.0.0.1")
+    client = Client([listener.address], 0, 60.0, ranks=[7])
+    client.send(0, Message("pull"))
+    who = listener.socket.recv_multipart()[0]
+    listener.socket.send_multipart([who, *encode(Message("weights"))])
+    client.receive(0, "weights")
+    listener.close()
+    client.send(0, Message("pull"))
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=r"rank 7 \(parameter server 0\) is gone, its connection was closed"):
+        client.receive(0, "weights")
+    assert time.monotonic() - began < 2.0
+    client.sockets[0].linger = 0
+    client.close()
 
 
 def test_keys_let_in_the_jobs_workers_only() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import zmq
 
 from drivetrain.errors import TrainingError
+from drivetrain_plugins.parameter_server.departures import Departures
 from drivetrain_plugins.parameter_server.endpoint import Keys
 from drivetrain_plugins.parameter_server.wire import Message, decode, encode
 
@@ -24,6 +25,7 @@ class Client:
         timeout: seconds that an answer may take.
         keys, servers: this worker's keys and the servers' public ones, None for none.
         zero_copy: send tensors from where they lie. ZeroMQ then keeps a thread in this process for good.
+        ranks: of the servers in the job, to name them by.
 
     Attributes:
         bytes_sent, messages: what this worker sent.
@@ -37,12 +39,15 @@ class Client:
         keys: Keys | None = None,
         servers: Sequence[bytes] | None = None,
         zero_copy: bool = True,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         self.zero_copy = zero_copy
         self.rank, self.timeout = rank, timeout
+        self.ranks = list(ranks) if ranks is not None else list(range(len(addresses)))
         self.bytes_sent = self.messages = 0
         self.context = zmq.Context()
         self.sockets: list[Any] = []
+        self.departures: list[Departures] = []
         for number, address in enumerate(addresses):
             socket: Any = self.context.socket(zmq.DEALER)
             socket.linger = 1000
@@ -52,8 +57,11 @@ class Client:
             if keys is not None and servers is not None:
                 socket.curve_secretkey, socket.curve_publickey = keys.secret, keys.public
                 socket.curve_serverkey = servers[number]
+            self.departures.append(Departures(socket))
             socket.connect(address)
             self.sockets.append(socket)
+        self.reached = [False] * len(self.sockets)  # servers that answered: the connection had been made
+        self.gone = [False] * len(self.sockets)
         self.said_goodbye = False
 
     def send(self, number: int, message: Message) -> None:
@@ -73,21 +81,40 @@ class Client:
         """The next message of server ``number``, which must be of ``kind``.
 
         Raises:
-            TrainingError: none came in time, or the server refuses.
+            TrainingError: none came in time, the server refuses, or it or another worker is gone.
         """
         deadline = time.monotonic() + self.timeout
         while not self.sockets[number].poll(_LOOK):
+            if self._is_gone(number) and not self.sockets[number].poll(0):
+                raise TrainingError(
+                    f"rank {self.ranks[number]} (parameter server {number}) is gone, its connection was closed: see"
+                    " the log of that rank."
+                )
             if time.monotonic() > deadline:
                 raise TrainingError(
                     f"parameter server {number} did not answer worker {self.rank} within {self.timeout:g} s: see the"
                     " log of its rank, or raise timeout."
                 )
         answer = decode([frame.buffer for frame in self.sockets[number].recv_multipart(copy=False)])
+        self.reached[number] = True
+        if answer.kind == "lost":
+            lost = answer.number("worker")
+            raise TrainingError(f"rank {lost} is gone, its connection was closed: see the log of that rank.")
         if answer.kind == "refused":
             raise TrainingError(f"parameter server {number} refuses worker {self.rank}: {answer.fields.get('why')}.")
         if answer.kind != kind:
             raise TrainingError(f"parameter server {number} answered {answer.kind!r} instead of {kind!r}.")
         return answer
+
+    def _is_gone(self, number: int) -> bool:
+        if self.departures[number].take() and self.reached[number]:
+            self.gone[number] = True
+        return self.gone[number]
+
+    def greet(self) -> None:
+        """Let the servers know this connection, so that they notice when it is closed."""
+        for number in range(len(self.sockets)):
+            self.send(number, Message("hello"))
 
     def ask(self, make: Callable[[int], Message], kind: str) -> list[Message]:
         """Send every server its message, then take every server's answer."""
@@ -99,13 +126,20 @@ class Client:
         """Tell the servers that nothing more will come; nobody is waited for."""
         if not self.said_goodbye:
             self.said_goodbye = True
+            frames = encode(Message("done", {"rank": self.rank}))
             for socket in self.sockets:
                 try:
-                    socket.send_multipart(encode(Message("done", {"rank": self.rank})), zmq.DONTWAIT)
+                    socket.send_multipart(frames, zmq.DONTWAIT)
                 except zmq.Again:
                     continue  # it is gone, or never let this worker in
+                self.bytes_sent += sum(len(frame) for frame in frames)
+                self.messages += 1
 
     def close(self) -> None:
+        if self.context.closed:
+            return
+        for departures in self.departures:
+            departures.close()
         for socket in self.sockets:
             socket.close()
         self.context.term()

@@ -12,6 +12,8 @@ from typing import Any
 import zmq
 import zmq.auth.thread
 
+from drivetrain_plugins.parameter_server.departures import Departures
+
 Publish = Callable[[str, str], None]
 Read = Callable[[str], str]
 
@@ -61,10 +63,14 @@ class Listener:
         if keys is not None:
             self.socket.curve_server = True
             self.socket.curve_secretkey, self.socket.curve_publickey = keys.secret, keys.public
+        self.departures = Departures(self.socket)
         self.port = self.socket.bind_to_random_port(f"tcp://{host}")
         self.address = f"tcp://{host}:{self.port}"
 
     def close(self) -> None:
+        if self.socket.closed:
+            return
+        self.departures.close()
         self.socket.close()
         if self.guard is not None:
             self.guard.stop()

@@ -13,9 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import zmq
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.errors import TrainingError
 from drivetrain_plugins.parameter_server.endpoint import Listener
 from drivetrain_plugins.parameter_server.layout import Layout
 from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode
@@ -63,6 +65,7 @@ class Server:
         self.stopping = False
         self.failure: BaseException | None = None
         self.done: set[int] = set()
+        self.connections: dict[int, int] = {}  # file descriptor: the worker that it leads to
         self.clocks = dict.fromkeys(range(workers), 0)
         self.pushes: dict[int, Message] = {}
         self.applies: dict[int, Message] = {}
@@ -72,10 +75,24 @@ class Server:
 
     # -- the loop -----------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Serve until every worker said goodbye."""
+        """Serve until every worker said goodbye.
+
+        Raises:
+            TrainingError: a worker is gone without a goodbye; the others have been told.
+        """
+        socket, departures = self.listener.socket, self.listener.departures
+        poller = zmq.Poller()
+        for source in (socket, departures.events):
+            poller.register(source, zmq.POLLIN)
         try:
             while len(self.done) < self.workers and not self.stopping:
-                if self.listener.socket.poll(_LOOK):
+                ready = dict(poller.poll(_LOOK))
+                if departures.events in ready:
+                    left = [self.connections.pop(number, None) for number in departures.take()]
+                    while socket.poll(0):  # what they sent before, such as a goodbye
+                        self._take()
+                    self._mourn([rank for rank in left if rank is not None and rank not in self.done])
+                elif socket in ready:
                     self._take()
         except BaseException as error:
             self.failure = error
@@ -89,14 +106,23 @@ class Server:
             rank = message.number("rank")
             if not 0 <= rank < self.workers or who != f"worker-{rank}".encode():
                 raise WireError(f"rank {rank} is none of the {self.workers} workers")
+            self.connections[frames[-1].get(zmq.SRCFD)] = rank
             with self.lock:
                 self._handle(who, rank, message)
         except WireError as error:
             self.refused += 1
             self._send(who, Message("refused", {"why": str(error)}))
 
+    def _mourn(self, ranks: list[int]) -> None:
+        """Nothing can go on without them: tell those who wait, and end."""
+        for lost in ranks[:1]:
+            for rank in range(self.workers):
+                self._send(f"worker-{rank}".encode(), Message("lost", {"worker": lost}))
+            raise TrainingError(f"rank {lost} is gone: its connection was closed without a goodbye.")
+
     def _handle(self, who: bytes, rank: int, message: Message) -> None:
         handler = {
+            "hello": self._hello,
             "pull": self._pull,
             "push": self._push,
             "norm": self._norm,
@@ -120,6 +146,9 @@ class Server:
         self._send(who, Message("weights", fields, flats))
 
     # -- messages -----------------------------------------------------------------------------------------------
+    def _hello(self, who: bytes, rank: int, message: Message) -> None:
+        """Now its connection is known."""
+
     def _pull(self, who: bytes, rank: int, message: Message) -> None:
         if "clock" in message.fields:
             self.clocks[rank] = message.number("clock")

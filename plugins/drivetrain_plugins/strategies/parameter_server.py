@@ -84,7 +84,10 @@ class ParameterServer(Strategy):
         if self.trains:
             addresses = [store.get(f"server {number}") for number in range(self.count)]
             servers = [store.get(f"key of server {number}").encode() for number in range(self.count)] if keys else None
-            self.client = Client(addresses, job.rank, job.timeout, keys, servers, self.zero_copy)
+            first = 0 if self.options.embedded else self.workers
+            ranks = range(first, first + self.count)
+            self.client = Client(addresses, job.rank, job.timeout, keys, servers, self.zero_copy, ranks)
+            self.client.greet()
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
@@ -314,12 +317,14 @@ class ParameterServer(Strategy):
     def close(self, error: BaseException | None = None) -> None:
         if self.server is not None:
             self.server.stopping = error is not None
-        self._shut(1.0 if error is not None else self.job.timeout)
+        # Without a goodbye the servers know that this worker failed, and end too.
+        orderly = error is None or isinstance(error, Interrupted)
+        self._shut(self.job.timeout if error is None else 1.0, goodbye=orderly)
         super().close(error)
 
-    def _shut(self, timeout: float | None = None) -> None:
+    def _shut(self, timeout: float | None = None, *, goodbye: bool = True) -> None:
         """Say goodbye, let the server beside this worker (if any) end, close all connections."""
-        if self.client is not None:
+        if self.client is not None and goodbye:
             self.client.goodbye()
         if self.thread is not None:
             self.thread.join(timeout if timeout is not None else self.job.timeout)
