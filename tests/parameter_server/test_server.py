@@ -18,7 +18,7 @@ from drivetrain.errors import TrainingError
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener
 from drivetrain_plugins.parameter_server.server import Server
-from drivetrain_plugins.parameter_server.wire import Message, decode, encode
+from drivetrain_plugins.parameter_server.wire import HEADER_LIMIT, Message, decode, encode
 
 
 @contextmanager
@@ -133,6 +133,14 @@ def test_nobody_is_more_clocks_ahead_than_allowed() -> None:
         (lambda: push(1, 0.5, present=[]), "does not say which parameters"),
         (lambda: Message("push", {"clock": 1, "present": [True]}, [torch.zeros(3)]), "does not have this server's"),
         (lambda: Message("push", {"present": [True]}, []), "no whole number 'clock'"),
+        (lambda: push(7, 0.5), "a push of clock 7 came after that of clock 0"),
+        (lambda: push(1, 0.5, weight=10**400), "beyond all bounds"),
+        (lambda: push(1, 0.5, weight=float("nan")), "is no amount"),
+        (lambda: Message("push", push(1, 0.5).fields, [torch.ones(1, 1)]), "does not have this server's"),
+        (lambda: apply(groups=[{"lr": "high"}]), "sets 'lr' of a parameter group to what it cannot be"),
+        (lambda: apply(groups=[{"lr": None}]), "sets 'lr'"),
+        (lambda: apply(groups=[3]), "has no settings"),
+        (lambda: apply(weights=True), "an? apply does not have this server's parameters"),
         (lambda: push(1, 0.5, weight="heavy"), "the field 'weight' of a push message is no number"),
         (lambda: Message("pull", {"clock": "noon"}), "no whole number 'clock'"),
         (lambda: apply(groups=[3]), "a parameter group of a message has no settings"),
@@ -161,6 +169,20 @@ def test_a_stranger_is_refused() -> None:
         socket.close()
         context.term()
     assert server.refused == 2
+
+
+def test_a_frame_that_nothing_could_need_is_cut_off_before_it_is_read() -> None:
+    with served(1, "sync") as (server, [client]):
+        context = zmq.Context()
+        socket: Any = context.socket(zmq.DEALER)
+        socket.connect(server.listener.address)
+        socket.send_multipart([b"x", bytes(HEADER_LIMIT + 1)])
+        assert not socket.poll(300)
+        socket.close(0)
+        context.term()
+        client.send(0, Message("pull"))
+        assert client.receive(0, "weights").tensors[0].tolist() == [2.0]
+    assert server.refused == 0
 
 
 def test_an_answer_that_does_not_come() -> None:

@@ -62,7 +62,7 @@ class Weighted(Classifier):
 
 
 class Skips(Classifier):
-    """No loss in batch 1 on any rank; in batch 2 the loss of one rank is nothing."""
+    """No loss in batch 1 on any rank."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx == 1 else super().training_step(batch, batch_idx)

@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from drivetrain.errors import TrainingError
-from drivetrain_plugins.parameter_server.departures import Departures
+from drivetrain_plugins.parameter_server.departures import Departures, PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Keys
 from drivetrain_plugins.parameter_server.wire import Message, decode, encode
 
@@ -86,7 +86,7 @@ class Client:
         deadline = time.monotonic() + self.timeout
         while not self.sockets[number].poll(_LOOK):
             if self._is_gone(number) and not self.sockets[number].poll(0):
-                raise TrainingError(
+                raise PeerGoneError(
                     f"rank {self.ranks[number]} (parameter server {number}) is gone, its connection was closed: see"
                     " the log of that rank."
                 )
@@ -99,7 +99,7 @@ class Client:
         self.reached[number] = True
         if answer.kind == "lost":
             lost = answer.number("worker")
-            raise TrainingError(f"rank {lost} is gone, its connection was closed: see the log of that rank.")
+            raise PeerGoneError(f"rank {lost} is gone, its connection was closed: see the log of that rank.")
         if answer.kind == "refused":
             raise TrainingError(f"parameter server {number} refuses worker {self.rank}: {answer.fields.get('why')}.")
         if answer.kind != kind:

@@ -11,6 +11,12 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from drivetrain.errors import TrainingError
+
+
+class PeerGoneError(TrainingError, ConnectionError):
+    """Another process is gone. A ConnectionError, by which the launcher tells an echo from the first cause."""
+
 
 class Departures:
     """Watches the connections of ``socket``.

@@ -13,6 +13,7 @@ import zmq
 import zmq.auth.thread
 
 from drivetrain_plugins.parameter_server.departures import Departures
+from drivetrain_plugins.parameter_server.wire import HEADER_LIMIT
 
 Publish = Callable[[str, str], None]
 Read = Callable[[str], str]
@@ -47,9 +48,12 @@ class Listener:
         host: address to bind; a free port of it is chosen.
         keys: the server's keys, None for none.
         allowed: public keys of the workers.
+        largest: bytes that a frame of a message may have; who sends a larger one is cut off before it is read.
     """
 
-    def __init__(self, host: str, keys: Keys | None = None, allowed: set[bytes] | None = None) -> None:
+    def __init__(
+        self, host: str, keys: Keys | None = None, allowed: set[bytes] | None = None, largest: int = HEADER_LIMIT
+    ) -> None:
         self.context = zmq.Context()
         self.public = keys.public if keys is not None else None
         self.guard: Any = None
@@ -59,6 +63,7 @@ class Listener:
             self.guard.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed or set()))
         self.socket: Any = self.context.socket(zmq.ROUTER)
         self.socket.linger = 1000
+        self.socket.maxmsgsize = max(largest, HEADER_LIMIT)
         self.socket.sndhwm = self.socket.rcvhwm = 0
         if keys is not None:
             self.socket.curve_server = True

@@ -65,5 +65,11 @@ class Layout:
 
     def fits(self, flats: Sequence[Tensor]) -> bool:
         """Whether ``flats`` are as :meth:`flatten` makes them."""
-        wanted = [(dtype, sum(shape.numel() for _, shape in members)) for dtype, members in self.groups]
-        return [(flat.dtype, flat.numel()) for flat in flats] == wanted
+        wanted = [(dtype, (sum(shape.numel() for _, shape in members),)) for dtype, members in self.groups]
+        return [(flat.dtype, tuple(flat.shape)) for flat in flats] == wanted
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest tensor that :meth:`flatten` makes."""
+        sizes = (dtype.itemsize * sum(shape.numel() for _, shape in members) for dtype, members in self.groups)
+        return max(sizes, default=0)

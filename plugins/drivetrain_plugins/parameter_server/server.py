@@ -17,8 +17,9 @@ import zmq
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.errors import TrainingError
+from drivetrain_plugins.parameter_server.departures import PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Listener
+from drivetrain_plugins.parameter_server.groups import check_groups, set_groups
 from drivetrain_plugins.parameter_server.layout import Layout
 from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode
 
@@ -78,7 +79,7 @@ class Server:
         """Serve until every worker said goodbye.
 
         Raises:
-            TrainingError: a worker is gone without a goodbye; the others have been told.
+            PeerGoneError: a worker is gone without a goodbye; the others have been told.
         """
         socket, departures = self.listener.socket, self.listener.departures
         poller = zmq.Poller()
@@ -118,14 +119,15 @@ class Server:
         for lost in ranks[:1]:
             for rank in range(self.workers):
                 self._send(f"worker-{rank}".encode(), Message("lost", {"worker": lost}))
-            raise TrainingError(f"rank {lost} is gone: its connection was closed without a goodbye.")
+            raise PeerGoneError(f"rank {lost} is gone: its connection was closed without a goodbye.")
 
     def _handle(self, who: bytes, rank: int, message: Message) -> None:
         handler = {
             "hello": self._hello,
             "pull": self._pull,
             "push": self._push,
-            "norm": self._norm,
+            "norm": self._of_average,
+            "gradients": self._of_average,
             "apply": self._apply,
             "state": self._state,
             "done": self._done,
@@ -160,13 +162,13 @@ class Server:
 
     def _push(self, who: bytes, rank: int, message: Message) -> None:
         clock = message.number("clock")
-        present = message.fields.get("present")
-        if not self.layout.fits(message.tensors) or not isinstance(present, list):
+        if not self.layout.fits(message.tensors):
             raise WireError("a push does not have this server's parameters")
-        if len(present) != len(self.parameters):
-            raise WireError("a push does not say which parameters it has gradients for")
+        self._check_present(message)
         if self.optimizer is None:
             raise WireError("nothing is trained in this stage")
+        if clock > self.clocks[rank] + 1:
+            raise WireError(f"a push of clock {str(clock)[:20]} came after that of clock {self.clocks[rank]}")
         message.amount("weight")  # refused now where it is none, not when all are averaged
         if self.mode == "async":
             self._push_now(who, rank, clock, message)
@@ -177,26 +179,44 @@ class Server:
         if len(self.pushes) == self.workers:
             self._average()
             for other, (waiting, kind) in list(self.waiting.items()):
-                if kind == "norm":
+                if kind in ("norm", "gradients"):
                     del self.waiting[other]
-                    self._send(waiting, Message("norm", {"square": self.square}))
+                    self._tell(waiting, kind)
 
-    def _norm(self, who: bytes, rank: int, message: Message) -> None:
+    def _of_average(self, who: bytes, rank: int, message: Message) -> None:
         if self.square is None:
-            self.waiting[rank] = (who, "norm")
+            self.waiting[rank] = (who, message.kind)
         else:
-            self._send(who, Message("norm", {"square": self.square}))
+            self._tell(who, message.kind)
+
+    def _tell(self, who: bytes, kind: str) -> None:
+        """The norm of this clock's averaged gradients, or the gradients themselves."""
+        fields: dict[str, Any] = {"square": self.square, "stepping": self.stepping}
+        flats = []
+        if kind == "gradients":
+            gradients = {name: self.parameters[name].grad for name in self.layout.names}
+            fields["present"] = [gradients[name] is not None for name in self.layout.names]
+            flats = self.layout.flatten(gradients)
+        self._send(who, Message(kind, fields, flats))
 
     def _apply(self, who: bytes, rank: int, message: Message) -> None:
         if message.number("clock") <= self.clocks[rank]:  # it came twice
             return
-        self._check_groups(message)
+        self._check_step(message)
+        self._replacements(message)
         self.applies[rank] = message
         self.waiting[rank] = (who, "weights")
         if len(self.applies) < self.workers or len(self.pushes) < self.workers:
             return
         first = self.applies[0]
         self.stepping = self.stepping and not any(one.fields.get("skip") for one in self.applies.values())
+        replaced = self._replacements(first)
+        if "weights" in replaced:
+            with torch.no_grad():
+                for name, value in self.layout.split(replaced["weights"]).items():
+                    self.parameters[name].copy_(value)
+        if "gradients" in replaced:
+            self._set_gradients(self.layout.split(replaced["gradients"]), first.fields["present"])
         if self.stepping:
             self._clip(first.fields.get("factor"), first.fields.get("bound"))
             self._step(first)
@@ -208,6 +228,22 @@ class Server:
         for other, (waiting, _) in list(self.waiting.items()):
             del self.waiting[other]
             self._weights(waiting)
+
+    def _replacements(self, message: Message) -> dict[str, list[Tensor]]:
+        """What hooks on the workers made of gradients and weights; the first worker sends it."""
+        kinds = [kind for kind in ("gradients", "weights") if message.fields.get(kind)]
+        size = len(self.layout.groups)
+        parts = {kind: message.tensors[i * size : (i + 1) * size] for i, kind in enumerate(kinds)}
+        if len(message.tensors) != size * len(kinds) or not all(self.layout.fits(part) for part in parts.values()):
+            raise WireError(f"a {message.kind} does not have this server's parameters")
+        if "gradients" in parts:
+            self._check_present(message)
+        return parts
+
+    def _check_present(self, message: Message) -> None:
+        present = message.fields.get("present")
+        if not isinstance(present, list) or len(present) != len(self.parameters):
+            raise WireError(f"a {message.kind} does not say which parameters it has gradients for")
 
     def _state(self, who: bytes, rank: int, message: Message) -> None:
         plain, tensors = [], []
@@ -228,7 +264,8 @@ class Server:
         present = [any(flags) for flags in zip(*(push.fields["present"] for push in pushes), strict=True)]
         views = self.layout.split([flat.div_(weight or self.workers) for flat in sums])
         self._set_gradients(views, present)
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        stepped = self.optimizer.param_groups if self.optimizer is not None else []
+        gradients = [p.grad for group in stepped for p in group["params"] if p.grad is not None]
         self.square = float(torch.stack([g.square().sum() for g in gradients]).sum()) if gradients else 0.0
 
     def _set_gradients(self, views: Mapping[str, Tensor], present: list[bool]) -> None:
@@ -243,7 +280,7 @@ class Server:
         stale = self.version - message.number("version")
         if stale < 0:
             raise WireError("a push was computed with weights that there are not yet")
-        self._check_groups(message)
+        self._check_step(message)
         pushes, total, largest = self.staleness
         self.staleness = [pushes + 1, total + stale, max(largest, stale)]
         self.clocks[rank] = clock
@@ -264,24 +301,21 @@ class Server:
                 self._weights(who)
 
     def _clip(self, factor: Any, bound: Any) -> None:
-        for p in self.parameters.values():
+        for p in self.parameters.values():  # those that no optimizer steps may be clipped or not
             if p.grad is not None:
                 if isinstance(factor, float):
                     p.grad.mul_(factor)
                 if isinstance(bound, float):
                     p.grad.clamp_(-bound, bound)
 
-    def _check_groups(self, message: Message) -> None:
-        groups = message.fields.get("groups")
-        if self.optimizer is None or not isinstance(groups, list) or len(groups) != len(self.optimizer.param_groups):
-            raise WireError("a message does not have this optimizer's parameter groups")
-        if not all(isinstance(group, dict) for group in groups):
-            raise WireError("a parameter group of a message has no settings")
+    def _check_step(self, message: Message) -> None:
+        if self.optimizer is None:
+            raise WireError("nothing is trained in this stage")
+        check_groups(message.fields.get("groups"), self.optimizer)
 
     def _step(self, message: Message) -> None:
         assert self.optimizer is not None
-        for group, values in zip(self.optimizer.param_groups, message.fields["groups"], strict=True):
-            group.update({key: _as_before(value, group.get(key)) for key, value in values.items() if key != "params"})
+        set_groups(message.fields["groups"], self.optimizer)
         self.optimizer.step()
         self.version += 1
 
@@ -311,8 +345,3 @@ def _own(value: Any, parameter: Tensor) -> Any:
     if value.shape == parameter.shape and value.is_floating_point():
         return value.detach().to(device=parameter.device, dtype=parameter.dtype, copy=True)
     return value.detach().clone()
-
-
-def _as_before(value: Any, former: Any) -> Any:
-    """JSON knows no tuples (Adam's betas)."""
-    return tuple(value) if isinstance(former, tuple) and isinstance(value, list) else value

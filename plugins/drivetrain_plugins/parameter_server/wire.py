@@ -41,13 +41,18 @@ class Message:
         return value
 
     def amount(self, name: str) -> float:
-        """The number ``name`` of the fields, 0 where there is none."""
+        """The number ``name`` of the fields, 0 or more; 0 where there is none."""
         value = self.fields.get(name)
         if value is None:
             return 0.0
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise WireError(f"the field {name!r} of a {self.kind} message is no number")
-        return float(value)
+        if not 0 <= value < float("inf"):
+            raise WireError(f"the field {name!r} of a {self.kind} message is no amount")
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise WireError(f"the field {name!r} of a {self.kind} message is beyond all bounds") from error
 
 
 def encode(message: Message) -> list[Any]:

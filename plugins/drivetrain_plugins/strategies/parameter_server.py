@@ -6,7 +6,6 @@ pull weights. ``sync`` is exact; ``async`` lets every worker go at its own pace.
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,15 +16,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.errors import Interrupted, TrainingError
+from drivetrain.errors import ConfigurationError, Interrupted, TrainingError
 from drivetrain.launch import Job, signals
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.strategy import Shard, SkipStep, Strategy
-from drivetrain_plugins.parameter_server.board import Board
 from drivetrain_plugins.parameter_server.client import Client
-from drivetrain_plugins.parameter_server.endpoint import Keys, Listener, address_of_this_host
+from drivetrain_plugins.parameter_server.endpoint import Listener
+from drivetrain_plugins.parameter_server.fingerprint import fingerprint
+from drivetrain_plugins.parameter_server.groups import plain_groups
 from drivetrain_plugins.parameter_server.layout import Layout, divide
+from drivetrain_plugins.parameter_server.meeting import Roles, meet
 from drivetrain_plugins.parameter_server.server import Server
+from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.wire import Message
 
 if TYPE_CHECKING:
@@ -46,48 +48,19 @@ class ParameterServer(Strategy):
     stages = 0  # that were opened
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
+    whole = False  # whether this worker has the true gradients of this step
+    known: Tensor  # fingerprint of the weights as they came from the servers
 
     # -- coming to be -------------------------------------------------------------------------------------------
     def connect(self, job: Job) -> None:
         super().connect(job)
-        options = self.options
-        self.count = 1 if options.embedded else options.servers
-        self.workers = job.world_size if options.embedded else job.world_size - self.count
-        self.trains = job.rank < self.workers
-        self.index = 0 if options.embedded else job.rank - self.workers  # of the server here, where there is one
-        serves = job.rank == 0 if options.embedded else not self.trains
-        everyone = self.communicator
+        self.roles = Roles.of(job, self.options.servers, self.options.embedded)
+        self.trains = self.roles.trains
         if job.world_size > 1:
-            group = everyone.sub(range(self.workers), "workers")
+            group = self.communicator.sub(range(self.roles.workers), "workers")
             self.communicator = group if group is not None else Communicator()
-        self.data = Shard(job.rank if self.trains else 0, self.workers)
-        self.serves = serves
+        self.data = Shard(job.rank if self.trains else 0, self.roles.workers)
         self.zero_copy = job.world_size > 1  # a lone worker is the caller's own process, which must be left as it was
-
-    def _open(self, job: Job) -> None:
-        """Meet for a stage through the job's store: servers leave their address there, and keys where connections are
-        secured."""
-        serves = self.serves
-        self.stages += 1
-        encrypt = job.num_nodes > 1 if self.options.encrypt is None else self.options.encrypt
-        store = Board(job, self.stages)
-        keys = Keys.new() if encrypt else None
-        if keys is not None and self.trains:
-            store.set(f"key of worker {job.rank}", keys.public.decode())
-        if serves:
-            own = Keys.new() if keys is not None else None
-            allowed = {store.get(f"key of worker {rank}").encode() for rank in range(self.workers)} if own else None
-            host = "127.0.0.1" if job.num_nodes == 1 else address_of_this_host(job.master_addr)
-            self.listener = Listener(host, own, allowed)
-            store.set(f"key of server {self.index}", own.public.decode() if own is not None else "")
-            store.set(f"server {self.index}", self.listener.address)
-        if self.trains:
-            addresses = [store.get(f"server {number}") for number in range(self.count)]
-            servers = [store.get(f"key of server {number}").encode() for number in range(self.count)] if keys else None
-            first = 0 if self.options.embedded else self.workers
-            ranks = range(first, first + self.count)
-            self.client = Client(addresses, job.rank, job.timeout, keys, servers, self.zero_copy, ranks)
-            self.client.greet()
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
@@ -95,14 +68,27 @@ class ParameterServer(Strategy):
         self._average_buffers = self.fits and self.data.size > 1
         names = set(parameter_names(module).values())
         self.parameters = {name: p for name, p in module.named_parameters() if name in names}
-        self.held = divide({name: p.numel() for name, p in self.parameters.items()}, self.count)
+        self.held = divide({name: p.numel() for name, p in self.parameters.items()}, len(self.roles.servers))
         self.layouts = [Layout.of({name: self.parameters[name].detach() for name in share}) for share in self.held]
-        self._open(self.job)
+        self.stages += 1
+        self.listener, self.client = meet(
+            self.job,
+            self.roles,
+            self.stages,
+            encrypt=self.job.num_nodes > 1 if self.options.encrypt is None else self.options.encrypt,
+            largest=self.layouts[self.roles.index].largest if self.roles.serves else 0,
+            zero_copy=self.zero_copy,
+        )
         if self.listener is not None and not self.fits:
-            self._start(Server(self.listener, {}, None, self.workers, zero_copy=self.zero_copy))
+            self._start(Server(self.listener, {}, None, self.roles.workers, zero_copy=self.zero_copy))
 
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
         optimizers = make()
+        if not optimizers:
+            raise ConfigurationError(
+                f"{type(self.module).__name__} configures no optimizer, which the servers would step: configure one, or"
+                " use strategy=ddp."
+            )
         if self.listener is not None:
             self._start(self._server(optimizers[0]))
         if self.trains:
@@ -113,18 +99,14 @@ class ParameterServer(Strategy):
     def _server(self, optimizer: Optimizer) -> Server:
         """The server here: a copy of the user's optimizer, over copies of the parameters that it holds."""
         assert self.listener is not None
-        own = copy.deepcopy(optimizer)
-        names = parameter_names(self.module)
-        mine = set(self.held[self.index])
-        found: dict[str, torch.nn.Parameter] = {}
-        for group, original in zip(own.param_groups, optimizer.param_groups, strict=True):
-            pairs = [(names[id(p)], q) for p, q in zip(original["params"], group["params"], strict=True)]
-            found |= {name: q for name, q in pairs if name in mine}
-            group["params"] = [q for name, q in pairs if name in mine]
-        for name in mine - found.keys():  # parameters that no optimizer steps are given out as they are
+        share = self.held[self.roles.index]
+        own, found = share_of(optimizer, parameter_names(self.module), share)
+        for name in set(share) - found.keys():  # parameters that no optimizer steps are given out as they are
             found[name] = torch.nn.Parameter(self.parameters[name].detach().clone(), requires_grad=False)
         options = self.options
-        return Server(self.listener, found, own, self.workers, options.mode, options.max_staleness, self.zero_copy)
+        return Server(
+            self.listener, found, own, self.roles.workers, options.mode, options.max_staleness, self.zero_copy
+        )
 
     def _start(self, server: Server) -> None:
         self.server = server
@@ -147,16 +129,17 @@ class ParameterServer(Strategy):
         assert closure is not None
         closure()
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedules: the servers step
-        self.clip = None
+        self.clip, self.whole = None, False
         if self.options.mode == "async":
             return self._push_async(optimizer, before_step)
         self.clock += 1
         assert self.client is not None
-        for number in range(self.count):
+        for number in range(len(self.roles.servers)):
             self.client.send(number, self._gradients(number))
         skip = False
         try:
-            before_step()
+            if not self._gradients_are_read() or self._fetch_gradients():
+                before_step()
         except SkipStep:  # on every worker alike: the servers wait for a word all the same
             skip = True
         factor = bound = None
@@ -168,20 +151,61 @@ class ParameterServer(Strategy):
                 factor = min(1.0, value / (self._norm() + 1e-6))
         groups = plain_groups(optimizer)
         fields = {"clock": self.clock, "skip": skip, "factor": factor, "bound": bound, "groups": groups}
-        answers = self._ask(lambda number: Message("apply", dict(fields)), "weights")
+        answers = self._ask(self._apply(fields), "weights")
         self._take(answers)
         return bool(answers[0].fields.get("stepped"))
+
+    def _gradients_are_read(self) -> bool:
+        """Whether anybody looks at the gradients before the step, or clips them in a way of their own."""
+        hooks = self.module.trainer.hooks
+        return "on_before_optimizer_step" in hooks.active or hooks.module_has("configure_gradient_clipping")
+
+    def _fetch_gradients(self) -> bool:
+        """Hold the true gradients of this step, as every worker does then; False where no worker had a loss."""
+        answers = self._ask(lambda number: Message("gradients"), "gradients")
+        for layout, answer in zip(self.layouts, answers, strict=True):
+            values = layout.split(answer.tensors)
+            for name, there in zip(layout.names, answer.fields["present"], strict=True):
+                p = self.parameters[name]
+                p.grad = values[name].to(p.device) if there else None
+        self.whole = bool(answers[0].fields["stepping"])
+        return self.whole
+
+    def _apply(self, fields: dict[str, Any]) -> Callable[[int], Message]:
+        """The word to step. The first worker adds what hooks made of the true gradients, and of the weights: as with
+        replicas, all workers must have done the same."""
+        changed = self.job.rank == 0 and not torch.equal(fingerprint(self.parameters.values()), self.known)
+        gradients = self.job.rank == 0 and self.whole
+
+        def make(number: int) -> Message:
+            message = Message("apply", {**fields, "gradients": gradients, "weights": changed})
+            if gradients:
+                push = self._gradients(number)
+                message.fields["present"] = push.fields["present"]
+                message.tensors.extend(push.tensors)
+            if changed:
+                layout = self.layouts[number]
+                weights = {name: self.parameters[name].detach() for name in layout.names}
+                message.tensors.extend(layout.flatten(weights))
+            return message
+
+        return make
 
     def _push_async(self, optimizer: Optimizer, before_step: Callable[[], None]) -> bool:
         """A step on this worker's clock. It counts where this worker had nothing to give, too: schedules, log
         boundaries and ends of epochs are found by counting steps, and must fall together on all workers."""
+        if not torch.equal(fingerprint(self.parameters.values()), self.known):
+            raise TrainingError(
+                f"weights were changed on rank {self.job.rank} by something else than the optimizer: with"
+                " strategy.mode=async the servers' weights are the only ones; use strategy.mode=sync."
+            )
+        if self.weight:
+            self.scale_gradients(optimizer, self.data.size / self.weight)
         try:
             if self.contributed:
                 before_step()
         except SkipStep:
             self.contributed = False
-        if self.weight:
-            self.scale_gradients(optimizer, self.data.size / self.weight)
         if self.clip is not None:
             Strategy.clip_gradients(self, optimizer, self.clip[1], self.clip[0])
         self.clock += 1
@@ -207,8 +231,8 @@ class ParameterServer(Strategy):
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
         """``sync``: the servers clip, by the norm of the true gradient over all of them; here the wish is noted.
-        ``async``: each worker clips its own."""
-        if self.options.mode == "async" and value == float("inf"):
+        Where this worker has them all, it clips itself. ``async``: each worker clips its own."""
+        if self.whole or (self.options.mode == "async" and value == float("inf")):
             return super().clip_gradients(optimizer, value, algorithm)
         if value != float("inf"):
             self.clip = (algorithm, value)
@@ -227,7 +251,8 @@ class ParameterServer(Strategy):
         assert self.client is not None
         failed = self.server.failure if self.server is not None else None
         if failed is not None:
-            raise TrainingError(f"the parameter server beside rank {self.job.rank} failed: {failed}") from failed
+            what = f"the parameter server beside rank {self.job.rank} failed: {failed}"
+            raise TrainingError(what) from failed  # whose kind the launcher looks at
         return self.client.ask(make, kind)
 
     def _take(self, answers: list[Message]) -> None:
@@ -236,6 +261,7 @@ class ParameterServer(Strategy):
             for layout, answer in zip(self.layouts, answers, strict=True):
                 for name, value in layout.split(answer.tensors).items():
                     self.parameters[name].copy_(value)
+        self.known = fingerprint(self.parameters.values())
         self.version = tuple(answer.number("version") for answer in answers)
         self.staleness = [answer.fields["staleness"] for answer in answers]
 
@@ -278,6 +304,7 @@ class ParameterServer(Strategy):
         if self.server is not None and self.fits:
             weights = {name: p.detach() for name, p in self.parameters.items()}
             self.server.load(weights, saved[0]["state"] if saved else None)
+        self.known = fingerprint(self.parameters.values())
         if self.options.embedded and self.fits:
             self.communicator.barrier()  # nobody may push before the server beside the first worker has taken it up
 
@@ -303,7 +330,7 @@ class ParameterServer(Strategy):
         largest = max(one[2] for one in self.staleness)
         # Every push has a part for each server.
         return {
-            "pushes": pushes // self.count,
+            "pushes": pushes // len(self.roles.servers),
             "staleness_mean": total / pushes if pushes else 0.0,
             "staleness_max": largest,
         }
@@ -334,24 +361,3 @@ class ParameterServer(Strategy):
             if end is not None:
                 end.close()
         self.client = self.listener = self.server = self.thread = None
-
-
-def plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The settings of every parameter group that a server needs to step as this worker would: the learning rate of
-    now, and what else a schedule may change."""
-    return [
-        {key: _plain(value) for key, value in group.items() if key != "params" and _is_plain(_plain(value))}
-        for group in optimizer.param_groups
-    ]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.item() if value.numel() == 1 else value
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str))
