@@ -1,0 +1,23 @@
+"""``last.ckpt`` of a run: a relative link to the newest checkpoint, which moves with its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from drivetrain import checkpoint
+from tests.faults.programs import train
+from tests.resume.runs import assert_same
+
+
+def test_the_last_link_moves_with_the_run(tmp_path: Path) -> None:
+    train(tmp_path / "whole", "ring", 2)
+    train(tmp_path / "run", "ring", 2, max_epochs=2)
+    moved = (tmp_path / "run").rename(tmp_path / "moved") / "checkpoints"
+    link = moved / "last.ckpt"
+    assert link.is_symlink()
+    assert not link.readlink().is_absolute()
+    assert link.resolve() == checkpoint.find.resolve("last", moved) == checkpoint.find.newest(moved)
+    assert checkpoint.load(link, world_size=2).meta["global_step"] == 6
+    train(tmp_path / "moved", "ring", 2, resume=str(link))
+    assert_same(tmp_path / "whole", tmp_path / "moved", 2, best=False)
+    assert checkpoint.load(link, world_size=2).meta["global_step"] == 12
