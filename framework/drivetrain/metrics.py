@@ -290,9 +290,7 @@ class Metrics:
             )
         called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
         if called not in _REDUCTIONS:
-            raise TrainingError(
-                f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}"
-            )
+            raise TrainingError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
         metric = None
         torchmetrics = sys.modules.get("torchmetrics")
         if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
