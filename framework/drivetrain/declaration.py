@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain import registry
 from drivetrain.errors import ConfigurationError
 
 ALL_PRECISIONS = frozenset({"32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed"})
+ANY_COMPRESSOR = frozenset({"*"})  # a stranger's compressor too
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Plan:
         optimizers: number of optimizers that the module configured.
         closures: whether an optimizer calls its closure several times a step (LBFGS).
         stages: which of ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` will run.
+        compression: registered name of what makes the gradients smaller.
+        compression_options: its options dataclass, filled in; ``None`` for the defaults.
     """
 
     strategy: str
@@ -56,6 +60,8 @@ class Plan:
     optimizers: int | None = None
     closures: bool | None = None
     stages: tuple[str, ...] = ("fit",)
+    compression: str = "none"
+    compression_options: Any = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Support:
         min_world_size: fewest workers it makes sense with.
         max_world_size: most workers it can use, ``None`` for any number.
         stages: what it can run besides ``"fit"``.
+        compressors: registered names of the compressors that its gradients can go through; :data:`ANY_COMPRESSOR`
+            where it does not matter which.
     """
 
     fidelity: str = "exact"
@@ -104,6 +112,11 @@ class Support:
     min_world_size: int = 1
     max_world_size: int | None = None
     stages: frozenset[str] = frozenset({"fit", "validate", "test", "predict"})
+    compressors: frozenset[str] = frozenset()
+
+    def compresses(self, name: str) -> bool:
+        """Whether gradients can go through the compressor ``name``; without one they always can."""
+        return name == "none" or self.compressors == ANY_COMPRESSOR or name in self.compressors
 
 
 @dataclass(frozen=True)
@@ -181,6 +194,11 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         f"strategy={name} cannot train a module with automatic_optimization=False: use strategy=ddp.",
     )
     need(
+        plan.automatic_optimization is not False or plan.accumulation == 1,
+        f"accumulate_grad_batches={plan.accumulation} needs automatic optimisation: a module that steps its optimizers"
+        " itself can do so every so many batches.",
+    )
+    need(
         (plan.optimizers or 1) <= 1 or able.several_optimizers,
         f"strategy={name} takes one optimizer, the module configures {plan.optimizers}: use strategy=ddp.",
     )
@@ -192,6 +210,19 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         not (plan.closures and plan.precision == "16-mixed"),
         "LBFGS does not go with the loss scaling of precision=16-mixed: use precision=bf16-mixed or 32-true.",
     )
+    only = f" or one of {choices(able.compressors)}" if able.compressors else ""
+    need(
+        able.compresses(plan.compression),
+        f"strategy={name} cannot send gradients through compression={plan.compression}: set compression=none{only},"
+        " or use strategy=ddp.",
+    )
+    need(
+        not plan.closures or plan.compression == "none",
+        f"compression={plan.compression} gives every evaluation of LBFGS's closure another gradient of the same"
+        " weights: set compression=none or use another optimizer.",
+    )
+    if plan.compression != "none":
+        found += registry.load("compressors", plan.compression).check(plan)
     for stage in plan.stages:
         need(stage in able.stages, f"strategy={name} cannot {stage}: use strategy=single for it.")
     return [*found, *declaration.check(plan)]

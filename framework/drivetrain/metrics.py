@@ -162,6 +162,7 @@ class Metrics:
         gather: the strategy's ``gather``.
         communicator: gathers plain data, for ranks that logged different names.
         device: where gathered vectors live.
+        counts: whether this rank's values weigh anything; not where another rank logs the same.
     """
 
     def __init__(
@@ -171,12 +172,15 @@ class Metrics:
         device: torch.device,
         current_hook: Callable[[], str | None],
         named_modules: Callable[[], Iterable[tuple[str, Any]]],
+        counts: bool = True,
     ) -> None:
+        self.counts = counts
         self.gather, self.communicator, self.device, self.current_hook = gather, communicator, device, current_hook
         self.named_modules = named_modules
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
         self.batch: Any = None  # the MicroBatch at hand: its weight is the default weight of logged values
         self.fraction = 1.0  # of that batch's samples, where a strategy calls the step for pieces of it
+        self.joined: int | None = None  # the number of the step that all batches at hand belong to (a round)
         self.several_loaders = False
 
     # -- collecting ---------------------------------------------------------------------------------------------
@@ -249,10 +253,11 @@ class Metrics:
             if len(entry.pending) >= _FOLD:
                 entry.fold()
         if entry.on_step:
-            index = batch.index if batch is not None else 0
+            index = self.joined if self.joined is not None else batch.index if batch is not None else 0
+            pieces = self.fraction != 1.0 or self.joined is not None
             if hook not in _BATCH_HOOKS:
                 entry.steps.append((index, value, weight))
-            elif self.fraction != 1.0 and entry.steps and entry.steps[-1][0] == index:
+            elif pieces and entry.steps and entry.steps[-1][0] == index:
                 entry.steps = [_joined(entry.reduction, entry.steps[-1], (index, value, weight))]
             else:
                 entry.steps = [(index, value, weight)]  # training: only the newest is ever written
@@ -321,6 +326,9 @@ class Metrics:
             series: ``(total, weight)`` per optimizer step since the last exchange.
         """
         names, series = sorted(columns), series or []
+        if not self.counts:
+            columns = {name: replace(column, weight=0.0) for name, column in columns.items()}
+            series = [(0.0, 0.0) for _ in series]
         kinds = repr([(name, columns[name].kind()) for name in names]).encode()
         signature = float(int.from_bytes(hashlib.sha256(kinds).digest()[:6], "big"))
         header = torch.tensor([signature, len(names), len(series), *flags], dtype=torch.float64, device=self.device)

@@ -243,9 +243,13 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     @property
     def device(self) -> torch.device:
+        computing = self._trainer.strategy.device if self._trainer is not None else torch.device("cpu")
+        first: torch.device | None = None
         for tensor in self.parameters():
-            return tensor.device
-        return self._trainer.strategy.device if self._trainer is not None else torch.device("cpu")
+            if tensor.device == computing:  # a strategy may keep the others' parts elsewhere
+                return computing
+            first = first or tensor.device
+        return first or computing
 
     @property
     def dtype(self) -> torch.dtype:

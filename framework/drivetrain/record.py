@@ -4,6 +4,7 @@
 ``status``         ``"completed"``, ``"stopped"`` (by a callback or ``max_time``), ``"interrupted"``, ``"failed"``
 ``error``          the sentence that ended the run, or null
 ``strategy`` ...   ``strategy``, ``world_size``, ``devices`` (a node), ``num_nodes``, ``seed``, ``recipe``
+``compression``    the registered name of what makes gradients smaller, ``"none"`` for nothing
 ``epochs``         epochs begun; ``global_step``: optimizer steps
 ``metrics``        the last value of everything logged
 ``loss_curve``     ``[[step, loss], ...]``, global means, one for each optimizer step, thinned beyond 10,000
@@ -35,12 +36,22 @@ STATUSES = ("completed", "stopped", "interrupted", "failed")
 _PARTS = ("total", "data", "forward", "backward", "communication", "optimizer", "checkpoint")
 
 
-def blank(*, strategy: str, world_size: int, devices: int, num_nodes: int, seed: int, recipe: str) -> dict[str, Any]:
+def blank(
+    *,
+    strategy: str,
+    world_size: int,
+    devices: int,
+    num_nodes: int,
+    seed: int,
+    recipe: str,
+    compression: str = "none",
+) -> dict[str, Any]:
     """A record of a run that has not begun: every key is there."""
     return {
         "status": "failed",
         "error": None,
         "strategy": strategy,
+        "compression": compression,
         "world_size": world_size,
         "devices": devices,
         "num_nodes": num_nodes,

@@ -15,6 +15,7 @@ from lightning_utilities.core.overrides import is_overridden
 from torch.optim import Optimizer
 
 from drivetrain import snapshot
+from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, Interrupted
@@ -80,12 +81,9 @@ def check(trainer: Trainer, request: Request) -> None:
         raise ConfigurationError(
             f"there is no data to {stage} with: pass a loader or a datamodule, or define {which}_dataloader in {name}."
         )
-    if stage == "fit" and not module.automatic_optimization and trainer.accumulate_grad_batches > 1:
-        raise ConfigurationError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} needs automatic optimisation: {name} steps its"
-            " optimizers itself and can do so every so many batches."
-        )
-    refuse(trainer.plan(stages=(stage,), automatic=module.automatic_optimization), trainer.declaration)
+    plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
+    refuse(plan, trainer.declaration)
+    trainer.strategy.check_module(module, plan)
 
 
 def _loader(request: Request, which: str) -> Any:
@@ -157,14 +155,15 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module.setup(stage)
     with strategy.init_context():
         module.configure_model()
-    strategy.prepare(module, stage)
-    trainer.to_device = BatchTransfer(trainer)
-    _log_hyperparameters(trainer)
-    result = None
-    if stage == "fit":
-        _fit(trainer, request)
-    else:
-        result = _evaluate(trainer, request)
+    with compiled(module, trainer.compile):
+        strategy.prepare(module, stage)
+        trainer.to_device = BatchTransfer(trainer)
+        _log_hyperparameters(trainer)
+        result = None
+        if stage == "fit":
+            _fit(trainer, request)
+        else:
+            result = _evaluate(trainer, request)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:

@@ -112,9 +112,14 @@ class ShardedBatches:
         self.epoch = 0
         self.start = 0
         self.limit: int | None = None
+        self.given: Iterable[list[Any]] | None = None  # batches to hand out as they are instead
         self.plan: list[tuple[int, int, int]] = []  # (index of the global batch, its samples, copies) as handed out
 
     def __iter__(self) -> Iterator[list[Any]]:
+        if self.given is not None:
+            for indices in self.given:
+                yield [(self.epoch, i) for i in indices] if self.seeded else indices
+            return
         self.plan.clear()
         source = self.source if self.seed is None else PrivateRandom(self.source, _mix(self.seed, self.epoch))
         for index, batch in enumerate(source):
@@ -354,6 +359,27 @@ class BatchSource:
         if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is a data set with a length, read in order or shuffled, in batches of one size."""
+        order = self._order
+        return order is not None and not order.replacement and order.samples == order.length
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether our own order is a permutation drawn for each epoch."""
+        return self._order is not None and self._order.shuffle
+
+    def read_samples(self, batches: Iterable[list[int]]) -> Iterator[Any]:
+        """Collated batches of just these samples, for this rank alone, by the loader's own workers (a client's data in
+        federated training). For ``plain`` sources."""
+        assert self._sampler is not None
+        self._sampler.given = batches
+        try:
+            yield from self.reader
+        finally:
+            self._sampler.given = None
 
     def _repeatable(self) -> Iterable[Any]:
         if isinstance(self.reader, (list, tuple)):

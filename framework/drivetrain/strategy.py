@@ -6,6 +6,7 @@ complete single-process strategy; a family overrides only what it bends.
 ===  ==============================  ===================================================  ==========================
  #   entry                           called                                               default
 ===  ==============================  ===================================================  ==========================
+ 0   ``check_module(module, plan)``  before any process starts                            nothing
  1   ``connect(job)``                once, before the module is set up                    one rank, no group
  2   ``serve()``                     instead of the loop where ``trains`` is false        an error
  3   ``init_context()``              around ``configure_model``                           the precision's
@@ -41,13 +42,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.declaration import Support
+from drivetrain.declaration import Plan, Support
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.optimizer import calls_closure_once
 from drivetrain.precision import NO_CONTEXT, Precision
 
 if TYPE_CHECKING:
+    from drivetrain.compressor import Compressor
     from drivetrain.module import TrainModule
 
 
@@ -103,8 +105,9 @@ class Run(Protocol):
         """Train on every micro-batch of ``source``. ``inner``: a client's own steps, which count neither as global
         steps nor for schedules."""
 
-    def outer(self) -> None:
-        """Count one global step (a round)."""
+    def outer(self, samples: int, last: bool = True) -> None:
+        """Count one global step (a round) after the inner steps since the last one, of ``samples`` samples on all
+        ranks; ``last``: of the epoch. Every training rank calls it, also those that had no inner step."""
 
 
 class SkipStep(Exception):
@@ -120,23 +123,33 @@ class Strategy:
         communicator: the ranks that train (and checkpoint) together.
         data: the part of each batch that this rank reads.
         trains: whether this rank runs the loop.
+        predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
+        counts: whether what is logged here counts (not where another rank logs the same).
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
+        compressor: what makes gradients smaller before they travel, composed here; None for nothing.
     """
 
     def __init__(self, options: Any, support: Support) -> None:
         self.options = options
         self.support = support
         self.precision = Precision()
+        self.compressor: Compressor | None = None
         self.job = Job()
         self.device = torch.device("cpu")
         self.communicator = Communicator()
         self.data = Shard()
         self.trains = True
+        self.predicts = True
+        self.counts = True
         self.holds_part = False
         self.module: TrainModule
 
     # -- coming to be -------------------------------------------------------------------------------------------
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        """Raise :class:`ConfigurationError` where ``module`` cannot be trained so. Called before workers start, with
+        what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
+
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job

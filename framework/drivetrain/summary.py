@@ -20,6 +20,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
     callback = trainer.checkpoint_callback
     return {
         "strategy": trainer.strategy_name,
+        "compression": trainer.compression_name,
         "world_size": trainer.world_size,
         "devices": trainer.num_devices,
         "num_nodes": trainer.num_nodes,
@@ -28,7 +29,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
         "global_step": trainer.global_step,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "loss_curve": [list(point) for point in trainer.loss_curve],
-        "weights_digest": weights_digest(trainer.lightning_module.state_dict()),
+        "weights_digest": weights_digest(trainer.full_weights()),
         "throughput": {
             "samples_per_second": trainer.timing.samples / trainer.timing.total if trainer.timing.total > 0 else 0.0
         },

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
+from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.compilation import check_compile
+from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import Job
@@ -53,6 +56,8 @@ class Trainer(TrainerState):
         num_nodes: nodes of the job.
         precision: ``"32-true"``, ``"64-true"``, ``"bf16-true"``, ``"bf16-mixed"``, ``"16-mixed"`` or a
             :class:`~drivetrain.precision.Precision`.
+        compression: how gradients are made smaller before they travel: a registered name (``"topk"``), or a dict of
+            ``name`` and options (``{"name": "topk", "ratio": 0.01}``).
         logger: a logger, a list, True for TensorBoard, False for none.
         callbacks: a callback or a list.
         fast_dev_run: run this many batches of everything (True: 1), without logs and checkpoints.
@@ -72,6 +77,7 @@ class Trainer(TrainerState):
             each replica gets batches of that size.
         seed: seeds everything before the module is built by a recipe, and the shuffle; None keeps torch's seed.
         nonfinite: a loss that is not finite: ``"raise"``, ``"skip"`` the step, or ``"warn"``.
+        compile: compile the module's networks with ``torch.compile``: True (inductor) or the name of a backend.
         return_weights: whether a call that starts workers brings the trained weights back into the caller's module.
         backend: ``"gloo"`` or ``"nccl"``; by the accelerator otherwise.
         node_rank, master_addr, master_port, start_timeout: several nodes without torchrun.
@@ -89,6 +95,7 @@ class Trainer(TrainerState):
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
         precision: str | int | Precision | None = None,
+        compression: str | Mapping[str, Any] | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: Callback | list[Callback] | None = None,
         fast_dev_run: int | bool = False,
@@ -122,6 +129,7 @@ class Trainer(TrainerState):
         batch: str = "global",
         seed: int | None = None,
         nonfinite: str = "raise",
+        compile: bool | str = False,
         loss_scale: float | str | None = None,
         return_weights: bool = True,
         backend: str | None = None,
@@ -133,6 +141,7 @@ class Trainer(TrainerState):
     ) -> None:
         given = dict(locals())
         check_arguments(given)
+        check_compile(compile)
         if barebones:
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
             num_sanity_val_steps = 0
@@ -172,6 +181,7 @@ class Trainer(TrainerState):
         self.batch = batch
         self.seed = seed
         self.nonfinite = nonfinite
+        self.compile = compile
         self.return_weights = return_weights
         self.node_rank = node_rank
         self.master_addr = master_addr
@@ -185,9 +195,12 @@ class Trainer(TrainerState):
         self.declaration, self.strategy_options = placed.declaration, placed.options
         self.strategy_name = placed.declaration.name
         self.precision_plugin = precision_of(precision, loss_scale)
+        compressor, self.compression_options = compression_of(compression)
+        self.compression_name = compressor.name
         refuse(self.plan(), self.declaration)
         self.strategy: Strategy = self.declaration.build(self.strategy_options)
         self.strategy.precision = self.precision_plugin
+        self.strategy.compressor = compressor.build(self.compression_options)
         self._own_callbacks = callbacks_of(self, callbacks, enable_checkpointing, enable_model_summary)
         self.callbacks: list[Callback] = []
         self.use_callbacks([])
@@ -213,11 +226,14 @@ class Trainer(TrainerState):
             accumulation=self.accumulate_grad_batches,
             clip_value=self.gradient_clip_val or None,
             clip_algorithm=self.gradient_clip_algorithm or "norm",
+            compile=bool(self.compile),
             batch=self.batch,
             automatic_optimization=automatic,
             optimizers=optimizers,
             closures=closures,
             stages=stages,
+            compression=self.compression_name,
+            compression_options=self.compression_options,
         )
 
     def _fresh_state(self) -> None:
@@ -410,7 +426,8 @@ class Trainer(TrainerState):
             strategy.device if strategy.job.backend == "nccl" and strategy.job.world_size > 1 else torch.device("cpu")
         )
         communicator, module = strategy.communicator, self.lightning_module
-        return Metrics(strategy.gather, communicator, device, lambda: self.hooks.current, module.named_modules)
+        current = lambda: self.hooks.current
+        return Metrics(strategy.gather, communicator, device, current, module.named_modules, strategy.counts)
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -429,7 +446,8 @@ class Trainer(TrainerState):
         """The model's whole weights by name, as they are validated and saved, however the strategy holds them. Every
         training rank calls it at the same point; complete on the first rank."""
         with self.consensus():
-            return {name: tensor.detach().clone() for name, tensor in self.strategy.state_dict([])["module"].items()}
+            held = self.strategy.state_dict([])["module"]
+            return {name: _whole(tensor.detach()) for name, tensor in held.items()}
 
     def remember_modes(self) -> None:
         self._modes = {name: child.training for name, child in self.lightning_module.named_modules()}
@@ -512,3 +530,8 @@ def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
     if isinstance(loaders, DataModule):
         return None, loaders
     return loaders, datamodule
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of ``tensor``, put together where ranks hold parts of it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()

@@ -58,6 +58,10 @@ class MnistClassifier(TrainModule):
         """Scores of the ten digits, ``(B, 10)``, for images ``(B, 1, 28, 28)``."""
         return self.classifier(self.features(images))
 
+    def pipeline_stages(self) -> list[nn.Module]:
+        """The network as modules that, applied one after the other, are its ``forward``."""
+        return [*self.features, *self.classifier]
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         loss, accuracy = self.judge(batch)
         self.log("train/loss", loss)

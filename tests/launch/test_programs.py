@@ -74,6 +74,28 @@ def test_torchrun(tmp_path: Path) -> None:
     ]
 
 
+TWICE = """
+import os, sys, time
+sys.path.insert(0, {repository!r})
+from tests.runs import train
+
+for late in (0, 1, 0):
+    outcome = train(strategy="ring", devices=2)
+    outcome.trainer.close()
+    if int(os.environ["RANK"]) == late:  # the other comes early and must not meet what this one left behind
+        time.sleep(2)
+"""
+
+
+def test_two_trainers_one_after_the_other_under_torchrun(tmp_path: Path, repository: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    torchrun = (*torchrun, f"--log-dir={tmp_path}")
+    code, _, error = programs.run(
+        TWICE.format(repository=str(repository)), tmp_path, *torchrun, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)
+    )
+    assert code == 0, error
+
+
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun(tmp_path: Path) -> None:
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable)

@@ -17,15 +17,23 @@ class TinyGPT(CharLM):
     """Four blocks of width 16. Made from a fixed seed, with weights large enough for gradients to matter."""
 
     def __init__(self, tied: bool = False, layers: int = 4, heads: int = 4) -> None:
-        super().__init__(vocab=VOCAB, context=CONTEXT, layers=layers, heads=heads, width=16, tied=tied, warmup_steps=5)
+        width = 4 * heads
+        super().__init__(
+            vocab=VOCAB, context=CONTEXT, layers=layers, heads=heads, width=width, tied=tied, warmup_steps=5
+        )
         self.hparams.clear()
         self.save_hyperparameters("tied", "layers", "heads")
-        made = seeded(lambda: type(self.model)(VOCAB, CONTEXT, layers, heads, 16, tied=tied))
+        made = seeded(lambda: type(self.model)(VOCAB, CONTEXT, layers, heads, width, tied=tied))
         self.model.load_state_dict({name: value * 5 for name, value in made.state_dict().items()})
 
 
 def tiny_gpt(tied: bool = False) -> TinyGPT:
     return TinyGPT(tied)
+
+
+def three_heads() -> TinyGPT:
+    """For three ranks that share the heads of every block."""
+    return TinyGPT(heads=3)
 
 
 def tokens(samples: int = 59) -> TensorDataset:

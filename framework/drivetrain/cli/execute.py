@@ -40,6 +40,7 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
         num_nodes=plan.num_nodes,
         seed=request.job.seed,
         recipe=recipe,
+        compression=plan.compression,
     )
     payload = {"config": request.config, "run_folder": str(folder), "record": blank}
     began = time.perf_counter()

@@ -72,3 +72,4 @@ class TrainerOptions:
     barebones: bool = False
     batch: str = option("global", among=("global", "per_process"))
     nonfinite: str = option("raise", among=("raise", "skip", "warn"))
+    compile: bool | str = False

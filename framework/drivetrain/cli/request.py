@@ -15,6 +15,7 @@ from drivetrain import registry
 from drivetrain.cli.accelerators import gpu_count
 from drivetrain.cli.options import TASKS, JobOptions, LauncherOptions, TrainerOptions
 from drivetrain.cli.schema import checked, written
+from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.folders import make_importable
@@ -67,6 +68,7 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
     launcher = checked(LauncherOptions, _group(values, "launcher"), "launcher")
     declaration, options = _strategy(_group(values, "strategy"))
     precision = _precision(_group(values, "precision"))
+    compressor, compression = compression_of(_group(values, "compression") or None)
     for group in PART_GROUPS:
         _parts(values.get(group), group)
     values["checkpoint"] = _checkpoint(values.get("checkpoint"))
@@ -85,14 +87,18 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
         accumulation=trainer.accumulate_grad_batches,
         clip_value=trainer.gradient_clip_val or None,
         clip_algorithm=trainer.gradient_clip_algorithm or "norm",
+        compile=bool(trainer.compile),
         batch=trainer.batch,
         stages=TASKS[job.task],
+        compression=compressor.name,
+        compression_options=compression,
     )
     refuse(plan, declaration)
     # The worker reads options with the schema's types and defaults, not what was typed.
     values |= {"trainer": asdict(trainer), "launcher": asdict(launcher), **asdict(job)}
     values |= {"accelerator": plan.accelerator, "backend": plan.backend}
     values["strategy"] = {"name": declaration.name, **asdict(options)}
+    values["compression"] = {"name": compressor.name, **asdict(compression)}
     return Request(job, launcher, trainer, plan, workers, values)
 
 

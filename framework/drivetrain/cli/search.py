@@ -46,6 +46,12 @@ def _precision(name: str) -> dict[str, Any]:
     return {"name": name, "loss_scale": None}
 
 
+def _compression(name: str) -> dict[str, Any]:
+    options = OmegaConf.to_container(OmegaConf.structured(registry.load("compressors", name).options))
+    assert isinstance(options, dict)
+    return {"name": name, **{str(key): value for key, value in options.items()}}
+
+
 def _part(name: str) -> dict[str, Any]:
     return {name: {}}
 
@@ -53,6 +59,7 @@ def _part(name: str) -> dict[str, Any]:
 _GROUPS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "strategy": ("strategies", _strategy),
     "precision": ("precisions", _precision),
+    "compression": ("compressors", _compression),
     "callbacks": ("callbacks", _part),
     "logger": ("loggers", _part),
 }

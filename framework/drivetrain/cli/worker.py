@@ -89,6 +89,7 @@ def _log_choices(trainer: Trainer, config: Mapping[str, Any]) -> None:
         "strategy": config["strategy"]["name"],
         "workers": trainer.world_size,
         "precision": config["precision"]["name"],
+        "compression": config["compression"]["name"],
         "seed": config["seed"],
         **{
             f"{group}.{name}": value
@@ -225,6 +226,7 @@ def _trainer(config: Mapping[str, Any], folder: Path) -> Trainer:
         backend=config["backend"],
         seed=config["seed"],
         precision=_precision(config["precision"]),
+        compression=config["compression"],
         callbacks=[] if bare else _callbacks(config, folder),
         logger=False if bare else _loggers(config.get("logger"), folder),
         default_root_dir=folder,
@@ -307,6 +309,7 @@ def preload(config: Mapping[str, Any]) -> None:
     declaration = registry.load("strategies", config["strategy"]["name"])
     importlib.import_module(declaration.implementation.partition(":")[0])
     registry.load("precisions", config["precision"]["name"])
+    registry.load("compressors", config["compression"]["name"]).preload()
     checkpoint = {key: value for key, value in (config.get("checkpoint") or {}).items() if key != "dir"}
     for group, parts in (
         ("callbacks", {**(config.get("callbacks") or {}), "checkpoint": checkpoint or None}),

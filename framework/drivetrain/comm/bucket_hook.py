@@ -54,40 +54,25 @@ class _Job(NamedTuple):
     filled: torch.cuda.Event | None
 
 
-class ScheduledAllReduce:
-    """Averages gradient buckets over all ranks of ``communicator`` by a schedule; register it as
-    ``model.register_comm_hook(hook, ScheduledAllReduce.hook)``.
+class BucketAverage:
+    """A thread that averages gradient buckets over all ranks of ``communicator``, one after the other; how is left to
+    :meth:`average`. Register it as ``model.register_comm_hook(hook, type(hook).hook)``.
 
-    Buffers are kept by length, so the new buckets that DistributedDataParallel forms after the first iteration are
-    only prepared once. After an error every bucket fails at once: call :meth:`raise_if_failed` where backward raised,
-    since torch hides the error's type behind its own. Closing ends the thread; the object is also a context manager.
+    After an error every bucket fails at once: call :meth:`raise_if_failed` where backward raised, since torch hides
+    the error's type behind its own. Closing ends the thread; the object is also a context manager.
 
     Args:
-        schedule: An all-reduce for the ranks of ``communicator``.
         communicator: The ranks that average. A group of its own is made from them for the thread, so every rank of
             the job must construct this object at the same point.
-        transform: What to do with each bucket around the sum.
         trace: Keep an :class:`Event` list in ``trace``; for tests and studies.
-
-    Raises:
-        CommunicationError: the schedule is for another number of ranks.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        communicator: Communicator,
-        *,
-        transform: BucketTransform = IDENTITY,
-        trace: bool = False,
-    ) -> None:
+    def __init__(self, communicator: Communicator, *, trace: bool = False) -> None:
         own = communicator.sub(range(communicator.world_size), "gradient buckets")
         assert own is not None
         self.communicator = own
-        self.transform = transform
         self.trace: list[Event] | None = [] if trace else None
         self.error: BaseException | None = None
-        self._execute = Executor(schedule, own)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
         self._stream: torch.cuda.Stream | None = None
@@ -96,9 +81,13 @@ class ScheduledAllReduce:
 
     # The second argument's name is part of the protocol: torch looks it up.
     @staticmethod
-    def hook(state: "ScheduledAllReduce", bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    def hook(state: "BucketAverage", bucket: dist.GradBucket) -> Future[torch.Tensor]:
         """The communication hook: enqueues ``bucket`` and returns the future of its averaged gradients."""
-        return state.submit(bucket.index(), bucket.buffer())
+        return state.take(bucket)
+
+    def take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        """What the hook does with a bucket."""
+        return self.submit(bucket.index(), bucket.buffer())
 
     def submit(self, index: int, bucket: torch.Tensor) -> Future[torch.Tensor]:
         """Average the flat tensor ``bucket`` in the thread; the future holds the result.
@@ -108,7 +97,7 @@ class ScheduledAllReduce:
         """
         if self._closed:
             raise CommunicationError(
-                "gradients came for a closed ScheduledAllReduce: close it after the last backward."
+                f"gradients came for a closed {type(self).__name__}: close it after the last backward."
             )
         self._note(index, "ready")
         future: Future[torch.Tensor]
@@ -121,6 +110,10 @@ class ScheduledAllReduce:
             future = Future()
         self._jobs.put(_Job(index, bucket, future, filled))
         return future
+
+    def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
+        """The mean over ranks of the flat tensor ``bucket``, in its shape and dtype; runs in the thread."""
+        raise NotImplementedError
 
     def raise_if_failed(self) -> None:
         """Raise the first error of the thread, of its own type, if there was one."""
@@ -154,13 +147,13 @@ class ScheduledAllReduce:
             try:
                 if self.error is not None:
                     raise self.error
-                self._average(job)
+                self._complete(job)
             except BaseException as error:
                 # Kept for raise_if_failed: the future turns it into a RuntimeError of torch's own.
                 self.error = self.error or error
                 job.future.set_exception(error)  # type: ignore[arg-type]
 
-    def _average(self, job: _Job) -> None:
+    def _complete(self, job: _Job) -> None:
         if job.filled is None:
             job.future.set_result(self._reduced(job))
             return
@@ -173,12 +166,41 @@ class ScheduledAllReduce:
 
     def _reduced(self, job: _Job) -> torch.Tensor:
         self._note(job.number, "started")
-        job.bucket.div_(self.communicator.world_size)
-        summed = self._execute(self.transform.encode(job.bucket))
-        averaged = self.transform.decode(summed, job.bucket)
+        averaged = self.average(job.number, job.bucket)
         self._note(job.number, "finished")
         return averaged
 
     def _note(self, index: int, what: str) -> None:
         if self.trace is not None:
             self.trace.append(Event(index, what, time.monotonic()))
+
+
+class ScheduledAllReduce(BucketAverage):
+    """Averages gradient buckets by a schedule. Buffers are kept by length, so the new buckets that
+    DistributedDataParallel forms after the first iteration are only prepared once.
+
+    Args:
+        schedule: An all-reduce for the ranks of ``communicator``.
+        communicator: As :class:`BucketAverage` takes it.
+        transform: What to do with each bucket around the sum.
+        trace: As :class:`BucketAverage` takes it.
+
+    Raises:
+        CommunicationError: the schedule is for another number of ranks.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        communicator: Communicator,
+        *,
+        transform: BucketTransform = IDENTITY,
+        trace: bool = False,
+    ) -> None:
+        super().__init__(communicator, trace=trace)
+        self.transform = transform
+        self._execute = Executor(schedule, self.communicator)
+
+    def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
+        bucket.div_(self.communicator.world_size)
+        return self.transform.decode(self._execute(self.transform.encode(bucket)), bucket)

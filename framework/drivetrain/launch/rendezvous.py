@@ -24,12 +24,14 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 
 @dataclass
 class _Joined:
-    """The one job that this process has joined: its store, whether it hosts it, whether Gloo was told the interface."""
+    """The one job that this process has joined: its store, whether it hosts it, whether Gloo was told the interface;
+    and how many it joined before, one after the other."""
 
     job: Job = field(default_factory=Job)
     store: Store | None = None
     hosting: bool = False
     interface_set: bool = False
+    count: int = 0
 
 
 _joined = _Joined()
@@ -70,8 +72,9 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
     _joined.job = job
     try:
         tcp, _joined.hosting = _open_store(job)
-        # Restarted ranks must not read the addresses of the attempt that died.
-        _joined.store = dist.PrefixStore(f"attempt_{job.attempt}", tcp)
+        # Neither the addresses of an attempt that died may be read, nor those of a group that was there before.
+        _joined.store = dist.PrefixStore(f"attempt_{job.attempt}/group_{_joined.count}", tcp)
+        _joined.count += 1
         dist.init_process_group(
             job.backend,
             store=dist.PrefixStore("default_group", _joined.store),

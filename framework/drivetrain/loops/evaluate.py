@@ -93,7 +93,10 @@ class EvaluateLoop:
         arguments = step_arguments(step, len(self.sources) > 1)
         loader = (source.index,) if len(self.sources) > 1 else ()
         for micro in source:
-            if (limit is not None and micro.index >= limit) or signals.pending() is not None:
+            if limit is not None and micro.index >= limit:
+                break
+            # Where each rank's forward pass waits for the others', none may leave before the end.
+            if signals.pending() is not None and not strategy.data.lockstep:
                 break
             batch = trainer.to_device(micro)
             metrics.batch = micro
@@ -101,9 +104,10 @@ class EvaluateLoop:
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
                 former, hooks.current = hooks.current, f"{stage}_step"
-                output = step(*arguments(micro, batch))
-                hooks.current = former
-                return output
+                try:
+                    return step(*arguments(micro, batch))
+                finally:
+                    hooks.current = former
 
             output = strategy.evaluation_step(call, batch)
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
@@ -193,6 +197,6 @@ class PredictLoop:
 
             output = strategy.evaluation_step(call, batch)
             hooks("on_predict_batch_end", output, batch, micro.index, *loader)
-            if micro.copies == 1 or strategy.data.rank == 0:
+            if strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0):
                 found.append((micro.index, strategy.data.rank, output))
         return found

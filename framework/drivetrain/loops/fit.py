@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class FitLoop:
         self._stepped = False
         self._micro: MicroStep | None = None
         self._inner = False
+        self._inner_losses: list[tuple[Any, float]] = []  # of the round: loss and weight of each inner step
         self._default_step = not self.hooks.module_has("optimizer_step")
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
         self._closures = False
@@ -200,20 +202,40 @@ class FitLoop:
 
     def __call__(self, source: Iterable[Window], *, inner: bool = False) -> None:
         """The batch loop (:class:`drivetrain.strategy.Run`)."""
-        self._inner = inner
-        if not inner and self._done_in_epoch():  # a checkpoint of the moment in which training was stopped
+        if inner:
+            self._inner, self.metrics.joined, self.between_steps = True, self.batch, False
+            with suppress(EndEpoch):  # it ends this client's training, not the round that others are in
+                for window in source:
+                    self._window(window)
+            self._inner = False
+            return
+        if self._done_in_epoch():  # a checkpoint of the moment in which training was stopped
             self._broken = True
             return
         for window in source:
             self._window(window)
-            if not inner and self._done_in_epoch():
+            if self._done_in_epoch():
                 self._broken = True
                 break
-        self._inner = False
 
-    def outer(self) -> None:
-        """Count a round as one global step."""
+    def outer(self, samples: int, last: bool = True) -> None:
+        """Count a round as one global step; what was logged in it, and its loss, are means over all its batches."""
+        self.is_last_batch, self.between_steps, self.validated = last, True, False
+        self.batch += 1
+        self.batches_seen += 1
+        self.last_batch_size = samples
+        self.timing.samples += samples
         self._count()
+        weight = sum(weight for _, weight in self._inner_losses)
+        total = sum(loss * weight for loss, weight in self._inner_losses)
+        self._inner_losses.clear()
+        self.boundary.record(self.global_step, total / weight if weight else 0.0, weight)
+        if last:
+            self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+        # The others had theirs for each inner batch, between which nothing can be saved.
+        self.hooks.of_callbacks("on_train_batch_end", None, None, self.batch - 1, saving=True)
+        self._after_batches(self.batch - 1)
+        self.metrics.joined = None
 
     def _done_in_epoch(self) -> bool:
         trainer = self.trainer
@@ -227,7 +249,8 @@ class FitLoop:
         final = len(batches) - 1
         self._stepped = False
         self.last_batch_size = int(total)
-        self.timing.samples += self.last_batch_size
+        if not self._inner:
+            self.timing.samples += self.last_batch_size
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
@@ -249,19 +272,23 @@ class FitLoop:
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
-            self.between_steps = number == final
+            self.between_steps = number == final and not self._inner
             if number == final and self._stepped and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *_mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
                 self._step_schedulers("epoch", self.epoch + 1, plateau=False)
-            self.batch = micro.index + 1
-            self.batches_seen += 1
-            self.validated = False
+            if not self._inner:
+                self.batch = micro.index + 1
+                self.batches_seen += 1
+                self.validated = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.output, batch, step.index)
         if not self._inner:
             self._after_batches(steps[-1].index)
+        elif self._stepped:
+            loss, weight = _mean_loss(steps)
+            self._inner_losses.append((loss, weight if steps[-1].weighted else weight * total))
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""

@@ -52,8 +52,11 @@ class MicroStep:
         hooks = fit.hooks
         former, hooks.current = hooks.current, "training_step"
         module = fit.module
-        output = module.training_step(batch, self.index) if fit.step_takes_index else module.training_step(batch)
-        hooks.current = former
+        try:
+            output = module.training_step(batch, self.index) if fit.step_takes_index else module.training_step(batch)
+        finally:  # a strategy may abandon the step on the way
+            hooks.current = former
+            metrics.fraction = 1.0
         self.output = output
         loss = output if isinstance(output, torch.Tensor) else self._from_mapping(output)
         if not module.automatic_optimization:

@@ -33,7 +33,7 @@ class Windows:
     """
 
     def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
-        self.fit, self.source, self.accumulate = fit, source, accumulate
+        self.fit, self.source, self.start, self.accumulate = fit, source, start, accumulate
         self.reader = source.read(start)
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
 

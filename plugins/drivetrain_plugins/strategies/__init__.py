@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivetrain.declaration import Conflict, Declaration, Plan, Support
+from drivetrain.declaration import ANY_COMPRESSOR, Conflict, Declaration, Plan, Support
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,18 @@ class ReplicatedOptions:
 
 
 def _check_replicated(plan: Plan) -> list[Conflict]:
-    if plan.options is not None and plan.options.bucket_cap_mb <= 0:
-        return [Conflict(f"strategy.bucket_cap_mb={plan.options.bucket_cap_mb}: give a size above 0, such as 25.")]
-    return []
+    options, found = plan.options, []
+    if options is not None and options.bucket_cap_mb <= 0:
+        found.append(f"strategy.bucket_cap_mb={options.bucket_cap_mb}: give a size above 0, such as 25.")
+    if options is not None and options.find_unused_parameters and plan.compression != "none":
+        found.append(
+            f"compression={plan.compression} would send what it owes of a parameter that the step does not use: set"
+            " strategy.find_unused_parameters=false or compression=none."
+        )
+    return [Conflict(sentence) for sentence in found]
+
+
+_REPLICATED = Support(compressors=ANY_COMPRESSOR)
 
 
 SINGLE = Declaration(
@@ -41,6 +50,7 @@ DDP = Declaration(
     summary="a copy on every rank, gradients averaged by the backend's own all-reduce",
     implementation="drivetrain_plugins.strategies.ddp:DistributedDataParallelStrategy",
     options=ReplicatedOptions,
+    support=_REPLICATED,
     check=_check_replicated,
 )
 RING = Declaration(
@@ -48,5 +58,6 @@ RING = Declaration(
     summary="a copy on every rank, gradients averaged by a bandwidth-optimal ring all-reduce",
     implementation="drivetrain_plugins.strategies.ring:Ring",
     options=ReplicatedOptions,
+    support=_REPLICATED,
     check=_check_replicated,
 )

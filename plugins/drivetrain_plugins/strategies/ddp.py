@@ -17,10 +17,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from drivetrain.comm.schedule import Schedule
 from drivetrain.errors import TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+from drivetrain_plugins.compression.hook import CompressedAverage
 
 # The name of the argument changed in torch 2.13.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -56,6 +58,9 @@ class DistributedDataParallelStrategy(Strategy):
     _replicas: DistributedDataParallel | None = None
     _synchronised = 0
     _ticket: torch.Tensor  # as it left the forward pass at hand
+    _compressed: CompressedAverage | None = None
+    _sent = (0, 0, 0)  # bytes, bytes uncompressed, messages of compressed gradients of former runs
+    _completed: frozenset[int] = frozenset()  # optimizers whose gradients were averaged since the last backward
 
     def connect(self, job: Job) -> None:
         super().connect(job)
@@ -68,8 +73,11 @@ class DistributedDataParallelStrategy(Strategy):
         if stage != "fit" or self.data.size == 1:
             return
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self._retire()
         if not module.automatic_optimization or not self._trained:
             self._broadcast(module)
+            # Parameters that are frozen now may be thawed by hand.
+            self._compressed = self._compression(dict(module.named_parameters()), None)
             return
         self._replica = _Replica(module)
         self._replica.last_first = not self.options.find_unused_parameters
@@ -87,13 +95,43 @@ class DistributedDataParallelStrategy(Strategy):
         # one. The buckets are therefore made now and for good, the last layers' first, as backward comes to them.
         self._replicas.reducer._push_all_rebuilt_params()
         self._replicas.reducer._rebuild_buckets()
-        self.register_hook(self._replicas)
+        self._compressed = self._compression(dict(self._trained), self._replica.ticket)
+        if self._compressed is not None:
+            self._replicas.register_comm_hook(self._compressed, CompressedAverage.hook)
+        else:
+            self.register_hook(self._replicas)
 
     def register_hook(self, replicas: DistributedDataParallel) -> None:
-        """The seam for topologies and compression: the backend's own all-reduce needs no hook."""
+        """The seam for topologies, where nothing is compressed: the backend's own all-reduce needs no hook."""
+
+    def schedule(self) -> Schedule | None:
+        """The all-reduce that compressed gradients are summed by; None for the backend's own."""
+        return None
 
     def raise_hidden(self) -> None:
         """Raise the real error of a hook's thread, which autograd hides behind its own."""
+        if self._compressed is not None:
+            self._compressed.raise_if_failed()
+
+    def _compression(self, named: dict[str, nn.Parameter], ticket: nn.Parameter | None) -> CompressedAverage | None:
+        if self.compressor is None:
+            return None
+        return CompressedAverage(self.compressor, self.communicator, named, exact=ticket, schedule=self.schedule())
+
+    def _retire(self) -> None:
+        """A new run owes nothing of the last one; what that one sent stays counted."""
+        if self._compressed is not None:
+            self._sent = self._compressed_traffic()
+            self._compressed.close()
+            self._compressed = None
+
+    def _compressed_traffic(self) -> tuple[int, int, int]:
+        before = self._sent
+        if self._compressed is None:
+            return before
+        now = self._compressed.communicator.statistics
+        dense = self._compressed.bytes_dense
+        return before[0] + now.bytes_sent, before[1] + dense, before[2] + now.messages
 
     def _broadcast(self, module: nn.Module) -> None:
         for tensor in [*module.parameters(), *module.buffers()]:
@@ -130,6 +168,10 @@ class DistributedDataParallelStrategy(Strategy):
         return None if loss is None else loss.detach()
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
+        if self._compressed is not None:
+            self._completed = frozenset()
+            scales = self.precision.scales
+            self._compressed.loss_scale = self.precision.scale(torch.ones((), device=self.device)) if scales else None
         if self._replicas is None:
             super().backward(loss, share, sync, weighted=weighted, **options)
             return
@@ -162,7 +204,20 @@ class DistributedDataParallelStrategy(Strategy):
             " requires_grad=False."
         )
 
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
+    ) -> bool:
+        stepped = super().optimizer_step(optimizer, closure, before_step)
+        if self._compressed is not None:
+            self._compressed.settle(stepped)
+        return stepped
+
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        if self._compressed is not None:
+            # Averaging the mean changes nothing, compressing it again would.
+            if id(optimizer) in self._completed:
+                return
+            self._completed |= {id(optimizer)}
         if self.data.size > 1 and (manual or self._replicas is None):
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
             self._average_gradients(parameters)
@@ -187,6 +242,10 @@ class DistributedDataParallelStrategy(Strategy):
         for p in used:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
+        if self._compressed is not None:
+            if used:
+                self._compressed.average_gradients(used)
+            return
         gradients = [p.grad for p in used if p.grad is not None]
         self.average(gradients)
 
@@ -221,8 +280,23 @@ class DistributedDataParallelStrategy(Strategy):
 
     _average_buffers = False
 
+    def own_state(self) -> dict[str, Any]:
+        """What this rank owes of its gradients, and the compressor's memory."""
+        return {} if self._compressed is None else {"compression": self._compressed.memory.state_dict()}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        if self._compressed is not None and "compression" in state:
+            self._compressed.memory.load_state_dict(state["compression"], self.device)
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._compressed is not None:
+            self._compressed.close()
+        super().close(error)
+
     def traffic(self) -> dict[str, int]:
         """The algorithmic volume of an all-reduce, 2(N-1)/N of the gradients per step; the backend counts no bytes."""
+        if self.compressor is not None:
+            return dict(zip(("bytes_sent", "bytes_dense", "messages"), self._compressed_traffic(), strict=True))
         if self._replicas is None:
             return {}
         size = sum(p.numel() * p.element_size() for _, p in self._trained) + self._replica.ticket.element_size()

@@ -6,7 +6,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.comm.bucket_hook import ScheduledAllReduce
-from drivetrain.comm.schedule import ring
+from drivetrain.comm.schedule import Schedule, ring
 from drivetrain_plugins.strategies.ddp import DistributedDataParallelStrategy
 
 
@@ -19,7 +19,11 @@ class Ring(DistributedDataParallelStrategy):
     def register_hook(self, replicas: DistributedDataParallel) -> None:
         replicas.register_comm_hook(self._hook(), ScheduledAllReduce.hook)
 
+    def schedule(self) -> Schedule | None:
+        return ring(self.communicator.world_size)
+
     def raise_hidden(self) -> None:
+        super().raise_hidden()
         if self._all_reduce is not None:
             self._all_reduce.raise_if_failed()
 
@@ -36,7 +40,11 @@ class Ring(DistributedDataParallelStrategy):
         super().close(error)
 
     def average_flat(self, flat: torch.Tensor) -> None:
-        """Manual optimisation takes the same ring, without overlap."""
+        """Manual optimisation takes the same ring, without overlap. Where gradients are compressed only buffers come
+        here, for which no ring is started."""
+        if self.compressor is not None:
+            super().average_flat(flat)
+            return
         self._hook().submit(0, flat).wait()
 
     def _hook(self) -> ScheduledAllReduce:

@@ -1,0 +1,46 @@
+"""``torch.compile`` for the networks of a module, for as long as a stage lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from drivetrain.errors import ConfigurationError, nearest
+
+
+def check_compile(value: bool | str) -> None:
+    """Raise :class:`ConfigurationError` where ``value`` is neither yes, no nor the name of a backend of dynamo."""
+    if isinstance(value, bool):
+        return
+    import torch._dynamo
+
+    known = torch._dynamo.list_backends(exclude_tags=())
+    if value not in known:
+        raise ConfigurationError(
+            f"compile={value!r}: give true, false or a backend of torch.compile; {nearest(value, known)}"
+        )
+
+
+@contextmanager
+def compiled(module: nn.Module, compile: bool | str) -> Iterator[None]:
+    """While it lasts, the networks that ``module`` consists of are compiled in place: names of parameters and
+    hooks stay as they are. The module's own steps are not compiled, as logging would break their graph everywhere.
+    """
+    networks = [one for one in _networks(module) if one._compiled_call_impl is None] if compile else []
+    for one in networks:
+        one.compile(backend="inductor" if compile is True else compile)
+    try:
+        yield
+    finally:
+        for one in networks:
+            one._compiled_call_impl = None
+
+
+def _networks(module: nn.Module) -> list[nn.Module]:
+    """The children that are called; a list of modules is not, but its items are."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        found += _networks(child) if isinstance(child, nn.ModuleList | nn.ModuleDict) else [child]
+    return [one for one in found if any(True for _ in one.parameters())]

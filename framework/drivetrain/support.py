@@ -1,0 +1,187 @@
+"""What goes with what: every strategy against everything that changes a step, read from the declarations.
+
+``python -m drivetrain support`` prints the table, ``--write`` puts it into the docs. No torch here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain import registry
+from drivetrain.declaration import Declaration, Plan, conflicts
+
+SIZES = (1, 2, 3, 4)  # worlds that are tried, to find one that a strategy takes
+
+# What changes a step, with the changes of a Plan that each choice means; the first of each is the plain one.
+AXES: dict[str, dict[str, dict[str, Any]]] = {
+    "precision": {name: {"precision": name} for name in ("32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed")},
+    "compression": {name: {"compression": name} for name in ("none", "fp16", "bf16", "int8", "topk", "powersgd")},
+    "clipping": {
+        "none": {"clip_value": None},
+        "norm": {"clip_value": 0.5, "clip_algorithm": "norm"},
+        "value": {"clip_value": 0.05, "clip_algorithm": "value"},
+    },
+    "accumulation": {"1": {"accumulation": 1}, "2": {"accumulation": 2}},
+    "optimization": {
+        "automatic": {"automatic_optimization": True, "optimizers": 1},
+        "manual": {"automatic_optimization": False, "optimizers": 1},
+        "several": {"automatic_optimization": False, "optimizers": 2},
+        "closures": {"automatic_optimization": True, "optimizers": 1, "closures": True},
+    },
+    "compile": {"false": {"compile": False}, "true": {"compile": True}},
+}
+
+
+COMPILED = ("compile", "true")
+Pair = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A strategy and one choice of each axis."""
+
+    strategy: str
+    choices: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "-".join([self.strategy, *self.choices])
+
+    def get(self, axis: str) -> str:
+        return self.choices[list(AXES).index(axis)]
+
+    def pairs(self) -> set[Pair]:
+        """Every two choices that meet in it."""
+        named = [("strategy", self.strategy), *zip(AXES, self.choices, strict=True)]
+        return {(*a, *b) for a, b in itertools.combinations(named, 2)}
+
+
+def declarations() -> dict[str, Declaration]:
+    """The registered strategies by their own names; aliases stand for the same declaration."""
+    found = (registry.load("strategies", name) for name in registry.names("strategies"))
+    return {declaration.name: declaration for declaration in found}
+
+
+def plain_plan(declaration: Declaration, options: Mapping[str, Any] | None = None) -> Plan:
+    """The simplest plan under ``declaration``: two workers where it takes them, the plainest precision it takes."""
+    plan = Plan(declaration.name, declaration.options(**(options or {})), automatic_optimization=True, optimizers=1)
+    sizes = sorted(SIZES, key=lambda size: (size == 1, size))
+    for size, precision in itertools.product(sizes, AXES["precision"]):
+        tried = replace(plan, world_size=size, precision=precision)
+        if not conflicts(tried, declaration):
+            return tried
+    raise ValueError(f"strategy={declaration.name} takes no plain plan at {SIZES} workers")
+
+
+def plan_of(combination: Combination, declaration: Declaration, options: Mapping[str, Any] | None = None) -> Plan:
+    """``combination`` as a plan."""
+    changes: dict[str, Any] = {}
+    for axis, choice in zip(AXES, combination.choices, strict=True):
+        changes |= AXES[axis][choice]
+    return replace(plain_plan(declaration, options), **changes)
+
+
+def combinations(declaration: Declaration) -> Iterator[tuple[Combination, Plan]]:
+    """Every combination of one strategy, allowed or not."""
+    plain = plain_plan(declaration)
+    for choices in itertools.product(*AXES.values()):
+        changes: dict[str, Any] = {}
+        for axis, choice in zip(AXES, choices, strict=True):
+            changes |= AXES[axis][choice]
+        yield Combination(declaration.name, choices), replace(plain, **changes)
+
+
+def allowed(found: Mapping[str, Declaration] | None = None) -> list[Combination]:
+    """Every combination that no declaration refuses and that a module can ask for."""
+    result = []
+    for declaration in (found or declarations()).values():
+        result += [one for one, plan in combinations(declaration) if not conflicts(plan, declaration)]
+    return result
+
+
+def covering(found: Sequence[Combination], seed: int = 0) -> list[Combination]:
+    """A small part of ``found`` in which every two choices meet that meet in ``found`` at all.
+
+    Greedy: of some combinations that hold a pair still missing, the one that holds most missing pairs. What compiles
+    nothing comes first, for compiling takes longest.
+    """
+    draw = random.Random(seed)
+    holding: dict[Pair, list[Combination]] = {}
+    for one in sorted(found, key=lambda one: one.get("compile") == "true"):
+        for pair in one.pairs():
+            holding.setdefault(pair, []).append(one)
+    missing = dict.fromkeys(sorted(holding, key=lambda pair: (COMPILED in (pair[:2], pair[2:]), len(holding[pair]))))
+    chosen = []
+    while missing:
+        candidates = holding[next(iter(missing))]
+        sooner = [one for one in candidates if one.get("compile") == "false"] or candidates
+        tried = draw.sample(sooner, min(40, len(sooner)))
+        best = max(tried, key=lambda one: sum(pair in missing for pair in one.pairs()))
+        chosen.append(best)
+        for pair in best.pairs():
+            missing.pop(pair, None)
+    return chosen
+
+
+# -- the table --------------------------------------------------------------------------------------------------
+def table() -> str:
+    """Markdown: for every strategy what it keeps, how many workers it takes and which choices go with it."""
+    rows = [
+        ["strategy", "fidelity", "workers", *AXES],
+        ["---"] * (3 + len(AXES)),
+    ]
+    for declaration in declarations().values():
+        support = declaration.support
+        plain = plain_plan(declaration)
+        able = [
+            ", ".join(
+                name for name, changes in choices.items() if not conflicts(replace(plain, **changes), declaration)
+            )
+            for choices in AXES.values()
+        ]
+        most = "" if support.max_world_size is None else f" to {support.max_world_size}"
+        workers = f"{support.min_world_size}{most or ' or more'}" if most != " to 1" else "1"
+        rows.append([f"`{declaration.name}`", support.fidelity, workers, *able])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+HEAD = """# What goes with what
+
+Made by `python -m drivetrain support --write docs/support.md` from the strategies' declarations; a test holds it to
+them. What is not listed is refused before anything starts. Each column is read with the other columns at their first
+choice; `python -m drivetrain support --refusals` prints all combinations that are refused, with the reason.
+
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m drivetrain support", description=__doc__)
+    made.add_argument("--write", type=Path, default=None, help="write the table to this file instead of printing it")
+    made.add_argument("--refusals", action="store_true", help="print every refused combination of two with its reason")
+    made.add_argument("--covering", action="store_true", help="print the combinations that the tests train")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    arguments = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    if arguments.covering:
+        print(*covering(allowed()), sep="\n")
+    elif arguments.refusals:
+        for declaration in declarations().values():
+            plain = plain_plan(declaration)
+            for (a, xs), (b, ys) in itertools.combinations(AXES.items(), 2):
+                for x, y in itertools.product(xs, ys):
+                    for conflict in conflicts(replace(plain, **xs[x], **ys[y]), declaration):
+                        print(f"{declaration.name} {a}={x} {b}={y}: {conflict}")
+    elif arguments.write is not None:
+        arguments.write.write_text(HEAD + table() + "\n", encoding="utf-8")
+    else:
+        print(table())
+    return 0

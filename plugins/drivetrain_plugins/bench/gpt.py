@@ -1,0 +1,148 @@
+"""A GPT trained under every strategy, beside a hand-written loop of the same engine: tokens a second, and the loss.
+
+Each strategy runs in one job of N processes, in which the Trainer and the hand-written loop take turns; ratios are of
+medians over the turns. The loss is compared with that of ``single`` on the same global batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from drivetrain.cli.accelerators import gpu_count
+from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
+from drivetrain.launch import launch
+from drivetrain_plugins.bench.gpt_sizes import SIZES
+from drivetrain_plugins.bench.gpt_worker import contend
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A strategy with its options, and the hand-written engine it is compared with.
+
+    Attributes:
+        engine: function of :mod:`drivetrain_plugins.bench.gpt_by_hand`, with its argument if it makes the engine.
+        replicas: whether every process reads its own part of the batch; the batch grows with them.
+        least: fewest processes.
+    """
+
+    strategy: str
+    engine: str
+    argument: int | None = None
+    replicas: bool = True
+    least: int = 2
+
+    @property
+    def options(self) -> dict[str, Any]:
+        name, *words = self.strategy.split(" ")
+        return {"name": name, **{key: json.loads(value) for key, value in (word.split("=") for word in words)}}
+
+
+CONTESTS = (
+    Contest("single", "single", least=1),
+    Contest("ddp", "ddp"),
+    Contest("ring", "ddp"),
+    Contest("fsdp", "fsdp"),
+    Contest("zero stage=1", "zero", 1),
+    Contest("zero stage=2", "zero", 2),
+    Contest("zero stage=3", "zero", 3),
+    Contest("tensor_parallel", "tensor_parallel", replicas=False),
+    Contest("pipeline", "pipeline", replicas=False),
+    Contest("parameter_server embedded=true", "ddp"),
+    Contest("local_sgd period=8", "local_sgd", 8),
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    names = sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
+    made = argparse.ArgumentParser(prog="python -m drivetrain.bench gpt", description=__doc__)
+    made.add_argument("--strategies", default=",".join(names), help="names, with commas between (default: all)")
+    made.add_argument("--devices", default="1,2", help="numbers of processes, with commas between (default: 1,2)")
+    made.add_argument("--size", choices=sorted(SIZES), default="tiny", help="model (gpt2: 124 million parameters)")
+    made.add_argument("--steps", type=int, default=20, help="timed optimizer steps of a turn (default: 20)")
+    made.add_argument("--warmup", type=int, default=10, help="steps before them (default: 10)")
+    made.add_argument("--turns", type=int, default=2, help="turns of each side (default: 2)")
+    made.add_argument("--accelerator", choices=("cpu", "cuda", "auto"), default="auto")
+    made.add_argument("--compile", action="store_true", help="torch.compile on both sides")
+    made.add_argument("--batch", type=int, default=None, help="sequences of a micro-batch (default: the size's)")
+    made.add_argument("--json", type=Path, default=None, help="also write the results here")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = parser().parse_args(list(argv))
+    wanted = arguments.strategies.split(",")
+    known = sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
+    for name in wanted:
+        if name not in known:
+            raise ConfigurationError(f"--strategies {name}: {nearest(name, known)}")
+    rows: list[dict[str, Any]] = []
+    reference: dict[int, list[float]] = {}  # single's losses by the size of the global batch
+    print(f"{'strategy':<32} {'N':>2} {'tokens/s':>10} {'by hand':>10} {'ratio':>6} {'loss':>8}  largest difference")
+    for devices in (int(number) for number in arguments.devices.split(",")):
+        for contest in CONTESTS:
+            alone = contest.strategy == "single"
+            if contest.strategy.split(" ")[0] not in wanted or devices < contest.least or (alone and devices > 1):
+                continue
+            row = _job(contest, devices, arguments)
+            scale = devices if contest.replicas else 1
+            if scale not in reference:
+                one = row if alone else _job(CONTESTS[0], 1, arguments, scale)
+                reference[scale] = one.get("losses", [])
+            pairs = zip(row.get("losses", []), reference[scale], strict=False)
+            row["difference"] = max((abs(a - b) for a, b in pairs), default=float("nan"))
+            rows.append(row)
+            print(_line(row), flush=True)
+            if arguments.json is not None:
+                arguments.json.write_text(
+                    json.dumps({"arguments": vars(arguments), "rows": rows}, default=str, indent=1)
+                )
+    return int(any("error" in row for row in rows))
+
+
+def _line(row: dict[str, Any]) -> str:
+    head = f"{row['strategy']:<32} {row['devices']:>2}"
+    if "error" in row:
+        return f"{head} {row['error']}"
+    ours, theirs = row["tokens_per_second"], row["by_hand"]
+    last = f"{row['losses'][-1]:>8.4f}  {row['difference']:.1e}"
+    return f"{head} {ours:>10,.0f} {theirs:>10,.0f} {ours / theirs:>6.3f} {last}"
+
+
+def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: int | None = None) -> dict[str, Any]:
+    """One contest in a job of ``devices`` processes."""
+    accelerator = arguments.accelerator
+    if accelerator == "auto":
+        accelerator = "cuda" if gpu_count() else "cpu"
+    backend = "nccl" if accelerator == "cuda" else "gloo"
+    with tempfile.TemporaryDirectory(prefix="drivetrain_bench_") as folder:
+        out = Path(folder) / "result.json"
+        task = {
+            **asdict(contest),
+            "size": arguments.size,
+            "steps": arguments.steps,
+            "warmup": arguments.warmup,
+            "turns": arguments.turns if scale is None else 1,
+            "accelerator": accelerator,
+            "compile": arguments.compile,
+            "batch": arguments.batch,
+            "scale": scale if scale is not None else devices if contest.replicas else 1,
+            "losses_only": scale is not None,
+            "out": str(out),
+        }
+        row: dict[str, Any] = {"strategy": contest.strategy, "devices": devices}
+        try:
+            launch(contend, task, workers=devices, accelerator=accelerator, backend=backend, timeout=120.0)
+        except DrivetrainError as error:
+            print(error, file=sys.stderr)
+            return {**row, "error": f"failed: {str(error).splitlines()[0][:200]}"}
+        found = json.loads(out.read_text())
+        ours, theirs = (statistics.median(found[side]) if found[side] else float("nan") for side in ("ours", "theirs"))
+        return {**row, "tokens_per_second": ours, "by_hand": theirs, "losses": found["losses"], **found}

@@ -1,0 +1,156 @@
+"""Hand-written training loops of a GPT, one for each engine that a strategy rides on: what the strategies are measured
+against. Each function takes the model (fp32, on the device) and returns the step of a loop as plain PyTorch has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+
+# One optimizer step on this rank's (tokens, following), both (B, T): the loss, still on the device.
+Step = Callable[[Tensor, Tensor], Tensor]
+Engine = Callable[[Any, torch.device], Step]
+
+LEARNING_RATE = 3e-4
+
+
+def optimizer_of(model: nn.Module) -> AdamW:
+    """What both sides train with."""
+    on_gpu = next(model.parameters()).is_cuda
+    return AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, fused=on_gpu)
+
+
+def loss_of(scores: Tensor, following: Tensor) -> Tensor:
+    return cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def _loop(model: nn.Module, device: torch.device, after: Callable[[], None] = lambda: None) -> Step:
+    optimizer = optimizer_of(model)
+
+    def step(tokens: Tensor, following: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = loss_of(model(tokens), following)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after()
+        return loss.detach()
+
+    return step
+
+
+def single(model: nn.Module, device: torch.device) -> Step:
+    return _loop(model, device)
+
+
+def ddp(model: nn.Module, device: torch.device) -> Step:
+    from torch.nn.parallel import DistributedDataParallel
+
+    ids = [device.index] if device.type == "cuda" else None
+    return _loop(DistributedDataParallel(model, ids, gradient_as_bucket_view=True), device)
+
+
+def fsdp(model: Any, device: torch.device) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _loop(model, device)
+
+
+def tensor_parallel(model: Any, device: torch.device) -> Step:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    columns = ("attention.query", "attention.key", "attention.value", "mlp.up")
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
+    plan |= {name: RowwiseParallel() for name in ("attention.output", "mlp.down")}
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    return _loop(model, device)
+
+
+def pipeline(model: Any, device: torch.device) -> Step:
+    """GPipe over equal shares of the blocks; four micro-batches, as the strategy has by default."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    parts = model.pipeline_stages()
+    inner = parts[1:-2]
+    cut = [len(inner) * i // size for i in range(size + 1)]
+    mine = list(inner[cut[rank] : cut[rank + 1]])
+    mine = [*(parts[:1] if rank == 0 else []), *mine, *(parts[-2:] if rank == size - 1 else [])]
+    part = nn.Sequential(*mine)
+    optimizer = optimizer_of(part)
+    stage = PipelineStage(part, rank, size, device)
+    schedule = ScheduleGPipe(stage, 4, loss_fn=loss_of)
+
+    def step(tokens: Tensor, following: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            if rank == 0:
+                schedule.step(tokens, target=following, losses=losses)
+            else:
+                schedule.step(target=following, losses=losses)
+        optimizer.step()
+        return torch.stack(losses).mean().detach() if losses else torch.zeros((), device=device)
+
+    return step
+
+
+def zero(stage: int) -> Engine:
+    def engine(model: nn.Module, device: torch.device) -> Step:
+        import deepspeed
+
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "zero_optimization": {"stage": stage},
+            "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
+            "zero_allow_untested_optimizer": True,
+        }
+        wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model), config=config)
+
+        def step(tokens: Tensor, following: Tensor) -> Tensor:
+            loss = loss_of(wrapped(tokens), following)
+            wrapped.backward(loss)
+            wrapped.step()
+            return loss.detach()
+
+        return step
+
+    return engine
+
+
+def local_sgd(period: int) -> Engine:
+    """Weights averaged in one flat message every ``period`` steps."""
+
+    def engine(model: nn.Module, device: torch.device) -> Step:
+        done = 0
+
+        def average() -> None:
+            nonlocal done
+            done += 1
+            if done % period == 0:
+                with torch.no_grad():
+                    flat = torch.cat([p.flatten() for p in model.parameters()])
+                    dist.all_reduce(flat)
+                    flat /= dist.get_world_size()
+                    parts = flat.split([p.numel() for p in model.parameters()])
+                    for p, part in zip(model.parameters(), parts, strict=True):
+                        p.copy_(part.view_as(p))
+
+        return _loop(model, device, average)
+
+    return engine

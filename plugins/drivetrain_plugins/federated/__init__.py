@@ -1,0 +1,1 @@
+"""Federated learning: how data is divided among clients, who takes part in a round, and how results are joined."""

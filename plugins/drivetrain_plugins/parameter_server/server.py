@@ -1,0 +1,274 @@
+"""A server: holds some of the parameters and their optimizer, takes gradients, gives weights.
+
+``sync``: gradients of one clock are averaged over all workers, in the order of their ranks, before the optimizer steps
+once: the result does not depend on who came first. ``async``: every gradient is a step of its own, on weights that may
+be newer than those it was computed with; how much newer is its staleness (Ho et al., "Stale Synchronous Parallel",
+2013, whose bound is ``max_staleness``: no worker is answered while it is more clocks ahead of the slowest).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain_plugins.parameter_server.endpoint import Listener
+from drivetrain_plugins.parameter_server.layout import Layout
+from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode
+
+_LOOK = 100  # milliseconds between two looks at whether to stop
+
+
+class Server:
+    """One server of ``workers`` workers.
+
+    Args:
+        listener: the bound socket.
+        parameters: this server's own copies, by name.
+        optimizer: steps them.
+        workers: how many push.
+        mode: ``"sync"`` or ``"async"``.
+        max_staleness: clocks that a worker may be ahead of the slowest, None for any number.
+        zero_copy: send tensors from where they lie. ZeroMQ then keeps a thread in this process for good.
+
+    Attributes:
+        version: how often the optimizer stepped.
+        staleness: ``[pushes, sum, largest]`` of the staleness of pushes.
+        refused: messages that were not understood.
+        bytes_sent, messages: what this server sent.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer | None,
+        workers: int,
+        mode: str = "sync",
+        max_staleness: int | None = None,
+        zero_copy: bool = True,
+    ) -> None:
+        self.zero_copy = zero_copy
+        self.listener, self.parameters, self.optimizer = listener, dict(parameters), optimizer
+        self.workers, self.mode, self.max_staleness = workers, mode, max_staleness
+        self.layout = Layout.of({name: p.detach() for name, p in self.parameters.items()})
+        self.version = 0
+        self.staleness = [0, 0, 0]
+        self.refused = self.bytes_sent = self.messages = 0
+        self.lock = threading.Lock()  # an embedded server's worker loads and reads states beside it
+        self.stopping = False
+        self.failure: BaseException | None = None
+        self.done: set[int] = set()
+        self.clocks = dict.fromkeys(range(workers), 0)
+        self.pushes: dict[int, Message] = {}
+        self.applies: dict[int, Message] = {}
+        self.waiting: dict[int, tuple[bytes, str]] = {}  # rank: who waits for what
+        self.square: float | None = None  # of the norm of the averaged gradients of this clock
+        self.stepping = True  # whether any worker had a loss in this clock
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Serve until every worker said goodbye."""
+        try:
+            while len(self.done) < self.workers and not self.stopping:
+                if self.listener.socket.poll(_LOOK):
+                    self._take()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _take(self) -> None:
+        sender, *frames = self.listener.socket.recv_multipart(copy=False)
+        who = bytes(sender.buffer)
+        try:
+            message = decode([frame.buffer for frame in frames])
+            rank = message.number("rank")
+            if not 0 <= rank < self.workers or who != f"worker-{rank}".encode():
+                raise WireError(f"rank {rank} is none of the {self.workers} workers")
+            with self.lock:
+                self._handle(who, rank, message)
+        except WireError as error:
+            self.refused += 1
+            self._send(who, Message("refused", {"why": str(error)}))
+
+    def _handle(self, who: bytes, rank: int, message: Message) -> None:
+        handler = {
+            "pull": self._pull,
+            "push": self._push,
+            "norm": self._norm,
+            "apply": self._apply,
+            "state": self._state,
+            "done": self._done,
+        }.get(message.kind)
+        if handler is None:
+            raise WireError(f"there is no message {message.kind[:40]!r}")
+        handler(who, rank, message)
+
+    def _send(self, who: bytes, message: Message) -> None:
+        frames = encode(message)
+        self.bytes_sent += sum(len(frame) for frame in frames)
+        self.messages += 1
+        self.listener.socket.send_multipart([who, *frames], copy=not self.zero_copy)
+
+    def _weights(self, who: bytes) -> None:
+        flats = self.layout.flatten({name: p.detach() for name, p in self.parameters.items()})
+        self._send(who, Message("weights", {"version": self.version, "stepped": self.stepping}, flats))
+
+    # -- messages -----------------------------------------------------------------------------------------------
+    def _pull(self, who: bytes, rank: int, message: Message) -> None:
+        self.clocks[rank] = message.fields.get("clock", self.clocks[rank])
+        self._weights(who)
+
+    def _done(self, who: bytes, rank: int, message: Message) -> None:
+        self.done.add(rank)
+        self._release()
+
+    def _push(self, who: bytes, rank: int, message: Message) -> None:
+        clock = message.number("clock")
+        present = message.fields.get("present")
+        if not self.layout.fits(message.tensors) or not isinstance(present, list):
+            raise WireError("a push does not have this server's parameters")
+        if len(present) != len(self.parameters):
+            raise WireError("a push does not say which parameters it has gradients for")
+        if self.optimizer is None:
+            raise WireError("nothing is trained in this stage")
+        if self.mode == "async":
+            self._push_now(who, rank, clock, message)
+            return
+        if clock <= self.clocks[rank]:  # it came twice: what it led to stands
+            return
+        self.pushes[rank] = message
+        if len(self.pushes) == self.workers:
+            self._average()
+            for other, (waiting, kind) in list(self.waiting.items()):
+                if kind == "norm":
+                    del self.waiting[other]
+                    self._send(waiting, Message("norm", {"square": self.square}))
+
+    def _norm(self, who: bytes, rank: int, message: Message) -> None:
+        if self.square is None:
+            self.waiting[rank] = (who, "norm")
+        else:
+            self._send(who, Message("norm", {"square": self.square}))
+
+    def _apply(self, who: bytes, rank: int, message: Message) -> None:
+        self.applies[rank] = message
+        self.waiting[rank] = (who, "weights")
+        if len(self.applies) < self.workers or len(self.pushes) < self.workers:
+            return
+        first = self.applies[0]
+        if self.stepping:
+            self._clip(first.fields.get("factor"), first.fields.get("bound"))
+            self._step(first.fields.get("groups"))
+        for other, push in self.pushes.items():
+            self.clocks[other] = push.number("clock")
+        self.pushes.clear()
+        self.applies.clear()
+        self.square = None
+        for other, (waiting, _) in list(self.waiting.items()):
+            del self.waiting[other]
+            self._weights(waiting)
+
+    def _state(self, who: bytes, rank: int, message: Message) -> None:
+        plain, tensors = [], []
+        for name, values in self.state().items():
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                plain.append([name, key, None if isinstance(value, Tensor) else [value]])
+        self._send(who, Message("state", {"entries": plain, "staleness": self.staleness}, tensors))
+
+    # -- gradients ----------------------------------------------------------------------------------------------
+    def _average(self) -> None:
+        """The mean over the workers of this clock, or the sum over the sum of weights where the module weighs."""
+        pushes = [self.pushes[rank] for rank in range(self.workers)]
+        self.stepping = any(push.fields.get("contributed") for push in pushes)
+        sums = [torch.stack(flats).sum(0) for flats in zip(*(push.tensors for push in pushes), strict=True)]
+        weight = sum(float(push.fields.get("weight") or 0.0) for push in pushes)
+        present = [any(flags) for flags in zip(*(push.fields["present"] for push in pushes), strict=True)]
+        views = self.layout.split([flat.div_(weight or self.workers) for flat in sums])
+        self._set_gradients(views, present)
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        self.square = float(torch.stack([g.square().sum() for g in gradients]).sum()) if gradients else 0.0
+
+    def _set_gradients(self, views: Mapping[str, Tensor], present: list[bool]) -> None:
+        for name, there in zip(self.layout.names, present, strict=True):
+            p = self.parameters[name]
+            p.grad = views[name].to(p.device) if there else None
+
+    def _push_now(self, who: bytes, rank: int, clock: int, message: Message) -> None:
+        if clock <= self.clocks[rank]:  # it came twice
+            self._weights(who)
+            return
+        stale = self.version - message.number("version")
+        pushes, total, largest = self.staleness
+        self.staleness = [pushes + 1, total + stale, max(largest, stale)]
+        self.clocks[rank] = clock
+        if message.fields.get("contributed"):
+            self._set_gradients(self.layout.split(message.tensors), message.fields["present"])
+            self._step(message.fields.get("groups"))
+        self.waiting[rank] = (who, "weights")
+        self._release()
+
+    def _release(self) -> None:
+        """Answer the workers that are not too far ahead of the slowest (``async``)."""
+        if self.mode != "async":
+            return
+        slowest = min((clock for rank, clock in self.clocks.items() if rank not in self.done), default=0)
+        for rank, (who, _) in list(self.waiting.items()):
+            if self.max_staleness is None or self.clocks[rank] - slowest <= self.max_staleness:
+                del self.waiting[rank]
+                self._weights(who)
+
+    def _clip(self, factor: Any, bound: Any) -> None:
+        for p in self.parameters.values():
+            if p.grad is not None:
+                if isinstance(factor, float):
+                    p.grad.mul_(factor)
+                if isinstance(bound, float):
+                    p.grad.clamp_(-bound, bound)
+
+    def _step(self, groups: Any) -> None:
+        assert self.optimizer is not None
+        if not isinstance(groups, list) or len(groups) != len(self.optimizer.param_groups):
+            raise WireError("a message does not have this optimizer's parameter groups")
+        for group, values in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({key: _as_before(value, group.get(key)) for key, value in values.items() if key != "params"})
+        self.optimizer.step()
+        self.version += 1
+
+    # -- states -------------------------------------------------------------------------------------------------
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The optimizer's state by parameter name; tensors are shared, not copied."""
+        if self.optimizer is None:
+            return {}
+        return {name: dict(self.optimizer.state[p]) for name, p in self.parameters.items() if p in self.optimizer.state}
+
+    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """Take up weights and, unless None, the optimizer's state, of which this server takes what it holds."""
+        with self.lock, torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(weights[name])
+                if state is None or self.optimizer is None:
+                    continue
+                self.optimizer.state.pop(p, None)
+                if name in state:
+                    self.optimizer.state[p] = {key: _own(value, p) for key, value in state[name].items()}
+
+
+def _own(value: Any, parameter: Tensor) -> Any:
+    """A copy of a loaded value; what has the parameter's shape goes where the parameter is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape == parameter.shape and value.is_floating_point():
+        return value.detach().to(device=parameter.device, dtype=parameter.dtype, copy=True)
+    return value.detach().clone()
+
+
+def _as_before(value: Any, former: Any) -> Any:
+    """JSON knows no tuples (Adam's betas)."""
+    return tuple(value) if isinstance(former, tuple) and isinstance(value, list) else value

@@ -1,0 +1,90 @@
+"""Messages between workers and servers: a JSON header, then the bytes of each tensor as they lie in memory.
+
+Nothing is pickled. What comes in is checked against its own header before a byte of it is used: whoever can reach the
+port can make a message be refused, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEADER_LIMIT = 2**24  # bytes
+_NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+DTYPES = {name: getattr(torch, name) for name in _NAMES}
+
+
+class WireError(Exception):
+    """A message that is not what its header says, or no message at all."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """``kind`` says what is wanted, ``fields`` are plain data, ``tensors`` lie on the CPU."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def number(self, name: str) -> int:
+        """The whole number ``name`` of the fields."""
+        value = self.fields.get(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise WireError(f"a {self.kind} message has no whole number {name!r}")
+        return value
+
+
+def encode(message: Message) -> list[Any]:
+    """The frames to send; those of tensors are their own memory, which must not change until they are gone."""
+    tensors = [tensor.detach().cpu().contiguous() for tensor in message.tensors]
+    header = {
+        "kind": message.kind,
+        "fields": message.fields,
+        "tensors": [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors],
+    }
+    return [json.dumps(header).encode(), *(t.reshape(-1).view(torch.uint8).numpy() for t in tensors)]
+
+
+def decode(frames: Sequence[Any]) -> Message:
+    """The message in ``frames`` (anything with the buffer protocol).
+
+    Raises:
+        WireError: the frames are not what :func:`encode` makes.
+    """
+    if not frames:
+        raise WireError("a message has no frames")
+    head, *bodies = (memoryview(frame) for frame in frames)
+    if head.nbytes > HEADER_LIMIT:
+        raise WireError(f"a header has {head.nbytes} bytes, more than {HEADER_LIMIT}")
+    try:
+        header = json.loads(bytes(head))
+    except ValueError as error:
+        raise WireError(f"a header is not JSON ({error})") from error
+    if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
+        raise WireError("a header names no kind of message")
+    fields, described = header.get("fields"), header.get("tensors")
+    if not isinstance(fields, dict) or not isinstance(described, list) or len(described) != len(bodies):
+        raise WireError(f"a {header['kind']} message does not have the parts that its header lists")
+    tensors = [_tensor(kind, body) for kind, body in zip(described, bodies, strict=True)]
+    return Message(header["kind"], fields, tensors)
+
+
+def _tensor(kind: Any, body: memoryview) -> Tensor:
+    known = isinstance(kind, list) and len(kind) == 2 and isinstance(kind[0], str) and isinstance(kind[1], list)
+    if not known or kind[0] not in DTYPES:
+        raise WireError(f"a tensor is described as {str(kind)[:100]}")
+    dtype, shape = DTYPES[kind[0]], kind[1]
+    if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape):
+        raise WireError(f"a tensor has the shape {str(shape)[:100]}")
+    wanted = prod(shape) * dtype.itemsize
+    if body.nbytes != wanted:
+        raise WireError(f"a tensor of {kind[0]} {shape} has {body.nbytes} bytes instead of {wanted}")
+    if wanted == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(body), dtype=torch.uint8).view(dtype).reshape(shape)

@@ -1,0 +1,47 @@
+"""Fully sharded data parallelism, as the registry knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
+
+
+@dataclass(frozen=True)
+class FullyShardedOptions:
+    """Options of ``fsdp``.
+
+    Attributes:
+        wrap: names of the module classes that are gathered one at a time, with commas between; ``auto``: the classes
+            of the items of every ``nn.ModuleList`` and of an ``nn.Sequential`` of blocks.
+        reshard_after_forward: free a block's gathered weights after its forward pass and gather them again for
+            backward: less memory, more traffic.
+        reduce_every_micro_batch: reduce gradients after every micro-batch of a window, so that only shards of them are
+            kept; ``False`` reduces once a step and keeps whole gradients meanwhile.
+    """
+
+    wrap: str = "auto"
+    reshard_after_forward: bool = True
+    reduce_every_micro_batch: bool = True
+
+
+def _check(plan: Plan) -> list[Conflict]:
+    if plan.options is not None and not plan.options.wrap.strip(", "):
+        return [Conflict("strategy.wrap is empty: name module classes with commas between, or write auto.")]
+    return []
+
+
+FSDP = Declaration(
+    name="fsdp",
+    summary="parameters, gradients and optimizer states in shards, gathered block by block (FSDP2)",
+    implementation="drivetrain_plugins.strategies.fsdp:FullySharded",
+    options=FullyShardedOptions,
+    support=Support(
+        precisions=ALL_PRECISIONS - {"16-mixed"},
+        # FSDP2 reduces gradients in a backward pass that follows the method it gathers for; here it is within it.
+        manual_optimization=False,
+        several_optimizers=False,
+        closures=False,
+    ),
+    check=_check,
+)

@@ -1,0 +1,62 @@
+"""``strategy=zero``: DeepSpeed's ZeRO, stages 0 to 3. Neither torch nor DeepSpeed is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from drivetrain.declaration import Conflict, Declaration, Plan, Support
+
+STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class ZeroOptions:
+    """Options of ZeRO (Rajbhandari et al., 2020).
+
+    Attributes:
+        stage: what the ranks share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+        bucket_size: elements of the gradient that are reduced in one message.
+        persistence_threshold: in stage 3, parameters of fewer elements than this stay whole on every rank.
+    """
+
+    stage: int = 1
+    bucket_size: int = 50_000_000
+    persistence_threshold: int = 100_000
+
+
+def _check(plan: Plan) -> list[Conflict]:
+    found = []
+    if find_spec("deepspeed") is None:
+        found.append(Conflict(f"strategy={plan.strategy} needs DeepSpeed: pip install 'deepspeed>=0.19'"))
+    options = plan.options
+    if options is None:
+        return found
+    if options.stage not in STAGES:
+        found.append(Conflict(f"strategy.stage={options.stage}: use one of 0, 1, 2, 3."))
+    if options.bucket_size < 1:
+        found.append(Conflict(f"strategy.bucket_size={options.bucket_size}: give elements, such as 50000000."))
+    if options.persistence_threshold < 0:
+        found.append(
+            Conflict(f"strategy.persistence_threshold={options.persistence_threshold}: give 0 or more elements.")
+        )
+    return found
+
+
+ZERO = Declaration(
+    name="zero",
+    summary="optimizer states, gradients and parameters shared out among the ranks, by DeepSpeed",
+    implementation="drivetrain_plugins.strategies.zero:Zero",
+    options=ZeroOptions,
+    support=Support(
+        tolerance=1e-6,
+        precisions=frozenset({"32-true", "bf16-mixed"}),
+        clipping=frozenset({"norm"}),
+        manual_optimization=False,
+        several_optimizers=False,
+        closures=False,
+        compile=False,
+        min_world_size=2,
+    ),
+    check=_check,
+)

@@ -1,0 +1,107 @@
+"""What every strategy needs that holds parameters as DTensors: state in and out, clipping over shards.
+
+A DTensor is a tensor of which each rank holds a part and knows the rest by its placements; several meshes and plain
+tensors may meet in one module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement
+from torch.optim import Optimizer
+
+from drivetrain.named_optimizer import load_named_state
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of ``tensor``: no copy, nothing is exchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(whole: Tensor, model: Tensor) -> Tensor:
+    """``whole``, which every rank has, held as ``model`` is held; nothing is exchanged."""
+    whole = whole.detach().to(device=model.device, dtype=model.dtype)
+    if not isinstance(model, DTensor) or isinstance(whole, DTensor):
+        return whole
+    mesh, part = model.device_mesh, whole
+    # The innermost dimension of a mesh cuts first (tensor parallelism), what is left of it is cut by the outer one.
+    for dimension in reversed(range(mesh.ndim)):
+        along = _cut_along(model.placements[dimension])
+        if along is not None:
+            part = _chunk(part, mesh.size(dimension), mesh.get_local_rank(dimension), along)
+    return DTensor.from_local(
+        part.contiguous(), mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
+    )
+
+
+def _cut_along(placement: Placement) -> int | None:
+    """The tensor's dimension that ``placement`` cuts, also where a second cut follows another (``_StridedShard``)."""
+    dimension: int | None = getattr(placement, "dim", None)
+    return dimension
+
+
+def _chunk(tensor: Tensor, count: int, index: int, dimension: int) -> Tensor:
+    """Part ``index`` of ``count``, of equal size but for the last ones, which may be smaller or empty."""
+    chunks = tensor.chunk(count, dimension)
+    return chunks[index] if index < len(chunks) else tensor.narrow(dimension, 0, 0)
+
+
+def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool) -> None:
+    """Load whole tensors into a module that holds shards."""
+    own = module.state_dict()
+    held = {name: like(value, own[name]) if _fits(value, own.get(name)) else value for name, value in weights.items()}
+    module.load_state_dict(held, strict=strict)
+
+
+def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load the named state of whole tensors into an optimizer of shards. What has its parameter's shape is held as the
+    parameter is; the rest (step counts) as it is."""
+    own = dict(module.named_parameters(remove_duplicate=False))
+    state = {
+        name: {key: like(value, own[name]) if _fits(value, own.get(name)) else value for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
+    load_named_state(module, optimizer, {**saved, "state": state})
+
+
+def _fits(value: Any, model: Tensor | None) -> bool:
+    return isinstance(value, Tensor) and isinstance(model, Tensor) and value.shape == model.shape
+
+
+def clip_by_norm(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
+    """Scale all gradients so that their norm over all ranks is at most ``bound``; returns the norm before.
+
+    Each mesh's gradients are a group of their own, for DTensors of two meshes do not go through one operation.
+    """
+    groups: dict[Any, list[Tensor]] = {}
+    for p in parameters:
+        if p.grad is not None:
+            key = (p.grad.device_mesh, p.grad.placements) if isinstance(p.grad, DTensor) else None
+            groups.setdefault(key, []).append(p.grad)
+    if not groups:
+        return torch.zeros(())
+    squares = []
+    for key, gradients in groups.items():
+        square = torch.stack(torch._foreach_norm([local(g) for g in gradients])).square().sum()
+        if key is not None:
+            mesh, placements = key
+            for dimension, placement in enumerate(placements):
+                if _cut_along(placement) is not None:
+                    torch.distributed.all_reduce(square, group=mesh.get_group(dimension))
+        squares.append(square)
+    norm = torch.stack(squares).sum().sqrt()
+    factor = torch.clamp(bound / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_([local(g) for gradients in groups.values() for g in gradients], factor)
+    return norm
+
+
+def clip_by_value(parameters: Iterable[nn.Parameter], bound: float) -> None:
+    """Bring every entry of every gradient into ``[-bound, bound]``; each rank sees to its own part."""
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_clamp_min_(gradients, -bound)
+        torch._foreach_clamp_max_(gradients, bound)

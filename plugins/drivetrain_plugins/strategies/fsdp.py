@@ -1,0 +1,180 @@
+"""Fully sharded data parallelism on torch's FSDP2 (Zhao et al., "PyTorch FSDP", 2023; Rajbhandari et al., ZeRO, 2020).
+
+Every parameter is cut along its first dimension among the ranks. A block's parameters are gathered right before its
+forward and backward pass and let go after; gradients are reduce-scattered, so every rank steps its own part only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.optim import Optimizer
+
+from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.launch import Job
+from drivetrain.strategy import Shard, Strategy
+from drivetrain_plugins.strategies import dtensors
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+
+# The methods of a module that compute with its parameters: FSDP gathers what no block has before them.
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+def blocks_of(module: nn.Module, wrap: str) -> list[nn.Module]:
+    """The modules that are gathered one at a time, innermost first.
+
+    Args:
+        wrap: class names with commas between, or ``auto``: the classes of the items of every ``ModuleList`` and of
+            every ``Sequential`` whose items have children of their own.
+
+    Raises:
+        ConfigurationError: a class that is named is not in ``module``.
+    """
+    if wrap == "auto":
+        classes = {
+            type(item)
+            for parent in module.modules()
+            if isinstance(parent, nn.ModuleList | nn.Sequential)
+            for item in parent
+            if isinstance(parent, nn.ModuleList) or any(True for _ in item.children())
+        }
+    else:
+        known = {type(one).__name__: type(one) for one in module.modules() if one is not module}
+        classes = set()
+        for name in (word.strip() for word in wrap.split(",") if word.strip()):
+            if name not in known:
+                raise ConfigurationError(f"strategy.wrap={name}: the module has no such class; {nearest(name, known)}")
+            classes.add(known[name])
+    lists = (nn.ModuleList, nn.ModuleDict)  # these are never called, so nothing would be gathered for them
+    found = [one for one in module.modules() if type(one) in classes and not isinstance(one, lists)]
+    return [one for one in found[::-1] if any(True for _ in one.parameters())]
+
+
+def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> None:
+    """Replace the parameters of ``module`` by their shards, in place."""
+    for block in blocks_of(module, wrap):
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    for name in _STEPS:
+        if hasattr(module, name):
+            signature = inspect.signature(getattr(type(module), name))
+            register_fsdp_forward_method(module, name)
+            # Torch's wrapper is bound over a bound method, so that inspection would leave out the batch too.
+            getattr(module, name).__func__.__signature__ = signature
+
+
+class FullySharded(Strategy):
+    """With one worker nothing is cut."""
+
+    mesh: DeviceMesh | None = None
+    _weighted = False  # whether the window's losses came with weights of their own
+    _reductions = 0
+
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        size = self.communicator.world_size
+        self.data = Shard(self.communicator.rank, size, lockstep=size > 1)
+        if size > 1:
+            self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        super().prepare(module, stage)
+        if self.mesh is None or isinstance(module, FSDPModule):
+            return
+        self.agree_on_weights()
+        shard(module, self.mesh, self.options.wrap, self.options.reshard_after_forward)
+
+    def agree_on_weights(self) -> None:
+        """Every rank begins with the first one's weights."""
+        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+            self.communicator.broadcast(tensor.detach())
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def forward_backward(self, step: Any) -> torch.Tensor | None:
+        if self.mesh is not None and not self.options.reduce_every_micro_batch:
+            assert isinstance(self.module, FSDPModule)
+            self.module.set_requires_gradient_sync(step.last)
+        loss = super().forward_backward(step)
+        if loss is None and self.mesh is not None:
+            raise no_loss(self.job.rank)
+        self._weighted = step.weighted or (self._weighted and not step.first)
+        return loss
+
+    def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
+        super().backward(loss, share, sync, weighted=weighted, **options)
+        self._reductions += sync or self.options.reduce_every_micro_batch
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        # The weights of the other ranks' losses are not known here. All ranks ask, also one whose own weigh nothing.
+        if self.mesh is not None and self._weighted:
+            weight = torch.tensor(self.weight, dtype=torch.float64, device=self.communicator.device)
+            self.weight = float(self.communicator.all_reduce(weight)) / self.data.size
+        super().normalise(optimizer)
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float | torch.Tensor) -> None:
+        gradients = [dtensors.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
+        if algorithm == "value":
+            dtensors.clip_by_value(_parameters(optimizer), value)
+            return None
+        return dtensors.clip_by_norm(_parameters(optimizer), value)
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        # What is gathered under inference mode could not be used in training any more.
+        with torch.inference_mode(False), torch.no_grad():
+            return super().evaluation_step(call, batch)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
+        if self.mesh is not None and self.module.training:
+            with torch.no_grad():
+                for buffer in self.module.buffers():
+                    if buffer.is_floating_point():
+                        buffer.copy_(self.communicator.all_reduce(buffer.detach().clone()) / self.data.size)
+        yield
+
+    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
+        dtensors.load_weights(self.module, state["module"], strict)
+        for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
+            dtensors.load_optimizer(self.module, optimizer, saved)
+        if "precision" in state:
+            self.precision.load_state_dict(state["precision"])
+
+    def traffic(self) -> dict[str, int]:
+        """Of the gradients' reduce-scatters; the weights that are gathered for a pass are not counted."""
+        return {} if self.mesh is None else reduced(self.module, self.data.size, self._reductions)
+
+
+def no_loss(rank: int) -> TrainingError:
+    """What a rank ends with that has nothing to go backward from while the others wait for it."""
+    return TrainingError(
+        f"training_step returned None on rank {rank}: with sharded parameters every rank takes part in every backward"
+        " pass; return a loss times 0.0 instead, or use strategy=ddp."
+    )
+
+
+def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:
+    """What a rank sends when the gradients of a sharded ``module`` are reduce-scattered so many ``times``: to each of
+    the others the part of the gradients that is theirs, block by block."""
+    parts = [dtensors.local(p) for p in module.parameters() if p.requires_grad]
+    sent = times * (ranks - 1) * sum(part.nbytes for part in parts)
+    blocks = sum(isinstance(one, FSDPModule) for one in module.modules())
+    return {"bytes_sent": sent, "bytes_dense": sent, "messages": times * (ranks - 1) * blocks}
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

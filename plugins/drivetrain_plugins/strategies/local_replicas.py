@@ -1,0 +1,217 @@
+"""Replicas that step by themselves and are brought together now and then: what all such strategies share.
+
+Each rank holds the whole module and steps on its own part of the batch. Where a strategy is ``synchronous`` gradients
+are averaged before each step instead, so that replicas stay equal whatever the optimizer, clipping or loss scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from drivetrain.launch import Job
+from drivetrain.module import TrainModule
+from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
+from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.strategies.averaging import Averaging
+from drivetrain_plugins.strategies.mean_state import mean_state
+
+
+class LocalReplicas(Strategy):
+    """Base of the periodic and decentralised strategies; they say what :meth:`mix` does and how often.
+
+    A rank's gradient is scaled by its share of the window times the number of ranks, so that the *mean* of the
+    replicas moves by the gradient over all samples of the window, whatever their split; losses with weights of their
+    own (tokens) are means over this rank's part.
+
+    Attributes:
+        synchronous: whether gradients are averaged before each step, so that nothing is left to mix.
+        averaging: the means over all ranks.
+    """
+
+    synchronous = False
+    _optimizers: list[Optimizer] = []
+    _kept: dict[str, torch.Tensor] | None = None  # this rank's weights, while the module holds the consensus
+    _fits = False
+    _equal = True  # whether all replicas hold the same
+    _volume = _dense = 0  # bytes of one average of the gradients, and of all that there would have been
+    _sums: tuple[torch.Tensor, torch.Tensor]  # over the ranks: those that contributed, and the window's weight
+
+    def mix(self) -> None:
+        """Bring the replicas together, every ``period`` steps."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """All replicas are equal: at the start, and after portable weights were loaded."""
+
+    def settle(self) -> None:
+        """Put the weights that are validated and saved into the module: here the mean of the replicas."""
+        self.averaging.mean([t for t in self.held().values() if t.is_floating_point()], counts=False)
+
+    @property
+    def period(self) -> int:
+        return self.options.period
+
+    # -- coming to be -------------------------------------------------------------------------------------------
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        self.data = Shard(self.communicator.rank, self.communicator.world_size)
+        self.averaging = Averaging(self.communicator)
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        super().prepare(module, stage)
+        self._kept, self._equal, self._optimizers = None, True, []
+        self._fits = stage == "fit"
+        if self._fits:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                self.communicator.broadcast(tensor.detach())
+
+    def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
+        self._optimizers = make()
+        self._volume = self.averaging.volume(list(self.trained().values()))
+        self.begin()
+        return self._optimizers
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that optimizers hold, by name: all that replicas can differ in but buffers."""
+        names = parameter_names(self.module)
+        found = [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
+        return {names.get(id(p), f"#{number}"): p for number, p in enumerate(found)}
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """What replicas can differ in, detached: trained parameters and buffers."""
+        return {name: t.detach() for name, t in [*self.trained().items(), *self.module.named_buffers()]}
+
+    def average_buffers(self) -> None:
+        """Each rank saw other batches: running statistics (BatchNorm) become their mean; counts are equal already."""
+        self.averaging.mean([b.detach() for b in self.module.buffers() if b.is_floating_point()], counts=False)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
+    ) -> bool:
+        stepped = super().optimizer_step(optimizer, closure, before_step)
+        if self.synchronous or self.data.size == 1:
+            return stepped
+        self._equal = False
+        return True  # a replica that skips counts the step with the others, or they would mix at different steps
+
+    def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        if self.synchronous and self.data.size > 1:
+            self.average_gradients(optimizer)
+
+    def average_gradients(self, optimizer: Optimizer) -> None:
+        """Average what any rank has a gradient for (a rank without one counts as zero) and the window's weight."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        missing = [p.grad is None for p in parameters]
+        device = parameters[0].device if parameters else self.device
+        marks = torch.tensor([float(not m) for m in missing] + [float(self.contributed), self.weight], device=device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        self.averaging.mean([*gradients, marks])
+        self._sums = marks[-2], marks[-1]
+        used = marks.tolist() if any(missing) else []  # only a rank that misses one must ask, and wait for the device
+        for number, (p, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            if missing[number] and used[number]:
+                p.grad = gradient
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        if not self.synchronous or self.data.size == 1:
+            super().normalise(optimizer)
+            return
+        contributed, weight = self._sums
+        if not self.contributed and float(contributed) == 0.0:
+            raise SkipStep
+        if self.weight or (not self.contributed and float(weight)):
+            self.scale_gradients(optimizer, 1.0 / weight)
+
+    def after_step(self, step: int) -> None:
+        self._dense += self._volume
+        if not self.synchronous and step % self.period == 0:
+            self.mix()
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The mean of the replicas (a strategy with a centre: that), and this rank's own weights again afterwards."""
+        if not self._fits or self.is_settled():
+            if self._fits and self.synchronous:
+                self.average_buffers()
+            yield
+            return
+        self._kept = {name: t.clone() for name, t in self.held().items()}
+        try:
+            self.settle()
+            yield
+        finally:
+            for name, tensor in self.held().items():
+                tensor.copy_(self._kept[name])
+            self._kept = None
+
+    def is_settled(self) -> bool:
+        """Whether the module holds the consensus already."""
+        return self.synchronous or self._equal
+
+    def finish(self) -> None:
+        """The caller's module keeps the consensus."""
+        if self._fits and not self.is_settled():
+            self.settle()
+            self._equal = True
+
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        """Portable: the consensus' weights (within :meth:`consensus`) and the mean of the optimizers' states."""
+        state = super().state_dict(optimizers)
+        if not self.synchronous:
+            state["optimizers"] = mean_state(state["optimizers"], self.averaging)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
+        super().load_state_dict(state, optimizers, strict)
+        self._equal = True
+        self.begin()
+
+    def own_state(self) -> dict[str, Any]:
+        """This replica exactly: its weights, buffers, optimizer states and loss scale, and what :meth:`extra` holds."""
+        if self.synchronous:
+            return {}
+        return {
+            "held": {name: t.clone() for name, t in (self._kept or self.held()).items()},
+            "optimizers": [named_state(self.module, optimizer) for optimizer in self._optimizers],
+            "precision": self.precision.state_dict(),
+            "equal": self._equal,
+            "extra": self.extra(),
+        }
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        if self.synchronous or "held" not in state:
+            return
+        for name, tensor in self.held().items():
+            tensor.copy_(state["held"][name])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            load_named_state(self.module, optimizer, saved)
+        self.precision.load_state_dict(state["precision"])
+        self._equal = state["equal"]
+        for name, tensors in state["extra"].items():
+            for key, tensor in self.extra()[name].items():
+                tensor.copy_(tensors[key])
+
+    def extra(self) -> dict[str, dict[str, torch.Tensor]]:
+        """More tensors that a replica needs to go on exactly, by group and parameter; restored in place."""
+        return {}
+
+    def traffic(self) -> dict[str, int]:
+        """What was sent to train; ``bytes_dense`` is what averaging the gradients at each step would have sent."""
+        return self.averaging.traffic(self._dense)
+
+
+def like(parameters: dict[str, torch.nn.Parameter], zero: bool = False) -> dict[str, torch.Tensor]:
+    """Copies of ``parameters`` (or zeros) that small changes add up in: fp32 where the parameters are of half."""
+    with torch.no_grad():
+        copies = {
+            name: p.detach().to(torch.float32 if p.dtype.itemsize == 2 else p.dtype, copy=True)
+            for name, p in parameters.items()
+        }
+        return {name: torch.zeros_like(t) for name, t in copies.items()} if zero else copies

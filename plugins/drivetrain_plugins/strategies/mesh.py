@@ -1,0 +1,202 @@
+"""A mesh of ranks: tensor parallelism in one dimension, replicas or shards in the other, on torch's DTensor and FSDP2.
+
+Neighbouring ranks form a tensor group: they read the same samples and each computes with its part of every matrix.
+Ranks at the same place of their groups form a replica group, among which gradients are averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim import Optimizer
+
+from drivetrain.comm.communicator import Communicator
+from drivetrain.declaration import Plan
+from drivetrain.launch import Job
+from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.strategies import dtensors
+from drivetrain_plugins.strategies.declared.mesh import sizes
+from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
+from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+
+
+class Mesh(Strategy):
+    """``data`` or ``shard`` times ``tensor``."""
+
+    mesh: DeviceMesh
+    replicas: Communicator  # the ranks at this one's place of their tensor groups
+    _weighted = False  # whether the window's losses came with weights of their own
+    _reductions = 0
+
+    def sizes(self, world_size: int) -> tuple[int, int, int]:
+        return sizes(self.options, world_size)
+
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if any(True for _ in module.parameters()):  # else configure_model builds it, and prepare sees it
+            check_plan(module, self.sizes(plan.world_size)[2])
+
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        world, rank = self.communicator.world_size, self.communicator.rank
+        data, sharded, tensor = self.sizes(world)
+        self.sharded = sharded > 1
+        copies = data * sharded
+        self.mesh = init_device_mesh(self.device.type, (copies, tensor), mesh_dim_names=("replica", "tensor"))
+        self.data = Shard(rank // tensor, copies, lockstep=True)
+        # A tensor group logs and predicts the same on all its ranks: one of them speaks.
+        self.counts = self.predicts = rank % tensor == 0
+        for place in range(tensor):
+            group = self.communicator.sub(range(place, world, tensor), f"replicas {place}")
+            if group is not None:
+                self.replicas = group
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        super().prepare(module, stage)
+        if any(isinstance(p, DTensor) for p in module.parameters()):
+            return
+        tensor = self.mesh["tensor"]
+        check_plan(module, tensor.size())
+        for one in [*module.parameters(), *module.buffers()]:
+            self.communicator.broadcast(one.detach())
+        styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
+        plan = {name: styles[style]() if style in styles else style for name, style in plan_of(module).items()}
+        parallelize_module(module, tensor, plan)
+        if self.sharded:
+            shard(module, self.mesh["replica"], "auto", True)
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def forward_backward(self, step: Any) -> Tensor | None:
+        loss = super().forward_backward(step)
+        if loss is None and self.sharded:
+            raise no_loss(self.job.rank)
+        self._weighted = step.weighted or (self._weighted and not step.first)
+        self._reductions += self.sharded
+        return loss
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
+    ) -> bool:
+        with _uniform_groups(optimizer):
+            return super().optimizer_step(optimizer, closure, before_step)
+
+    def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        """Average over the replicas, in one message per dtype. Ahead of the gradients goes which of them there are, so
+        that a replica which lacks some, or all, need not ask; only such a one waits to read it."""
+        if self.data.size == 1:
+            return
+        if self.sharded:  # FSDP did the gradients
+            if self._weighted:
+                weight = torch.tensor(self.weight, dtype=torch.float64, device=self.replicas.device)
+                self.weight = float(self.replicas.all_reduce(weight)) / self.data.size
+            return
+        parameters = [p for p in _parameters(optimizer) if p.requires_grad]
+        absent = [p for p in parameters if p.grad is None]
+        present = [float(p.grad is not None) for p in parameters]
+        for p in absent:
+            p.grad = torch.zeros_like(p)
+        gradients = [dtensors.local(p.grad) for p in parameters if p.grad is not None]
+        exact = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
+        head = torch.tensor([self.weight, float(self.contributed), *present], dtype=exact, device=self.device)
+        self._average([head, *gradients])
+        if self._weighted or not self.contributed:
+            self.weight, self.contributed = float(head[0]), bool(head[1] > 0)
+        if absent:  # nobody has a gradient for some of them: the optimizer leaves them alone
+            for p, count in zip(parameters, head[2:].tolist(), strict=True):
+                if count == 0:
+                    p.grad = None
+
+    def _average(self, tensors: list[Tensor]) -> None:
+        for dtype in sorted({t.dtype for t in tensors}, key=str):
+            group = [t for t in tensors if t.dtype == dtype]
+            flat = self.replicas.all_reduce(torch.cat([t.reshape(-1) for t in group])).div_(self.data.size)
+            for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        if not self.contributed:
+            raise SkipStep
+        if self.weight:
+            self.scale_gradients(optimizer, 1.0 / self.weight)
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
+        gradients = [dtensors.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, factor)
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
+        if algorithm == "value":
+            dtensors.clip_by_value(_parameters(optimizer), value)
+            return None
+        return dtensors.clip_by_norm(_parameters(optimizer), value)
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        # What FSDP gathers under inference mode could not be used in training any more, and DTensor has no rules there.
+        with torch.inference_mode(False), torch.no_grad():
+            return super().evaluation_step(call, batch)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Each replica saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and
+        saved."""
+        if self.data.size > 1 and self.module.training:
+            with torch.no_grad():
+                for buffer in self.module.buffers():
+                    if buffer.is_floating_point():
+                        buffer.copy_(self.replicas.all_reduce(buffer.detach().clone()) / self.data.size)
+        yield
+
+    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
+        dtensors.load_weights(self.module, state["module"], strict)
+        for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
+            dtensors.load_optimizer(self.module, optimizer, saved)
+        if "precision" in state:
+            self.precision.load_state_dict(state["precision"])
+
+    def traffic(self) -> dict[str, int]:
+        """Of the gradients; what a tensor group exchanges within a pass is not counted."""
+        if self.sharded:
+            return reduced(self.module, self.data.size, self._reductions)
+        sent = self.replicas.statistics
+        return {"bytes_sent": sent.bytes_sent, "bytes_dense": sent.bytes_sent, "messages": sent.messages}
+
+
+class TensorParallel(Mesh):
+    """All ranks are one tensor group."""
+
+    def sizes(self, world_size: int) -> tuple[int, int, int]:
+        return 1, 1, world_size
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+@contextmanager
+def _uniform_groups(optimizer: Optimizer) -> Iterator[None]:
+    """While it lasts no group holds parameters of two kinds (plain, or of two meshes), which optimizers that work on
+    lists of tensors do not take; what a step changes in a group is kept."""
+    whole = optimizer.param_groups
+    parts: list[list[dict[str, Any]]] = []
+    for group in whole:
+        kinds: dict[Any, list[nn.Parameter]] = {}
+        for p in group["params"]:
+            kinds.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+        parts.append([{**group, "params": params} for params in kinds.values()] or [group])
+    optimizer.param_groups = [part for group in parts for part in group]
+    try:
+        yield
+    finally:
+        for group, pieces in zip(whole, parts, strict=True):
+            group.update({key: value for key, value in pieces[0].items() if key != "params"})
+        optimizer.param_groups = whole

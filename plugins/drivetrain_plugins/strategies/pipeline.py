@@ -1,0 +1,269 @@
+"""Pipeline parallelism: each rank trains consecutive blocks of one network, on torch.distributed.pipelining.
+
+Every rank reads the whole batch and cuts it into the same pieces. On the first rank the module's step is run up to the
+network, to learn what the network is given; on the last rank it is run with what came out of the pipeline, and its loss
+is where backward starts. So losses, logged values and predictions come from the last rank; the loops bring them to all.
+Between steps a rank's parameters of other stages are stale; they are brought up to date where they are saved and when
+training ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.comm.communicator import Communicator
+from drivetrain.declaration import Plan
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch import Job
+from drivetrain.module import TrainModule
+from drivetrain.named_optimizer import named_state, parameter_names
+from drivetrain.sharding import batch_size, take
+from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+from drivetrain_plugins.strategies.pipeline_capture import Call, Capture
+from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
+from drivetrain_plugins.strategies.pipeline_random import stream
+from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
+from drivetrain_plugins.strategies.spread import gather_states, spread
+
+
+class Pipeline(Strategy):
+    """Exact: micro-batches of any size, weights by samples, tied weights summed over the stages that share them.
+
+    A layer that looks across samples (BatchNorm) sees those of a piece.
+    """
+
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        self.data = Shard(lockstep=True)
+        self.predicts = self.communicator.rank == self.communicator.world_size - 1
+        self.line = self.communicator  # the ranks that one batch flows through
+        # Numbers that the hosts read at every step go round the devices, which then need not be waited for.
+        self.hosts = self.line
+        if self.line.device.type != "cpu":
+            self.hosts = Communicator(dist.new_group(backend="gloo"), "cpu", "pipeline hosts")
+
+    # -- cutting ------------------------------------------------------------------------------------------------
+    @property
+    def _each(self) -> int:
+        """Stages on each rank."""
+        return self.options.virtual_stages if self.options.schedule == "interleaved_1f1b" else 1
+
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if any(True for _ in module.parameters()):  # else configure_model makes the network
+            cut(*find_network(module, self.options.network), self._each * plan.world_size)
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        self.module = module
+        if stage == "fit" and module.overrides_backward:
+            raise ConfigurationError(
+                f"{type(module).__name__} overrides backward, which a pipeline runs in pieces of its own: remove it or"
+                " use strategy=ddp."
+            )
+        self.precision.convert_module(module)
+        path, network = find_network(module, self.options.network)
+        each, ranks = self._each, self.line.world_size
+        stages = cut(path, network, each * ranks, self.precision.forward_context)
+        self.mine = [self.line.rank + i * ranks for i in range(each)]
+        self._place(stages)
+        self.capture = Capture(module, path, network)
+        assert self.line.group is not None
+        self.schedules = Schedules(stages, self.mine, self.options, self.line.group, self.device)
+        self._own(stages)
+
+    def _place(self, stages: list[Any]) -> None:
+        """This rank's stages, and what lies outside of the network, go to the device; other stages stay on the host."""
+        cut_up = {id(child) for stage in stages for block in stage.blocks for child in block.modules()}
+
+        def place(part: nn.Module) -> None:
+            if id(part) in cut_up:
+                return
+            if cut_up.isdisjoint(id(child) for child in part.modules()):
+                part.to(self.device)
+                return
+            for name, buffer in part.named_buffers(recurse=False):
+                part._buffers[name] = buffer.to(self.device)
+            for child in part.children():
+                place(child)
+
+        place(self.module)
+        for index in self.mine:
+            stages[index].to(self.device)
+
+    def _own(self, stages: list[Any]) -> None:
+        """Who holds which parameter and buffer; parameters that stages of several ranks share are tied."""
+        ranks = self.line.world_size
+        names = parameter_names(self.module)
+        holders: dict[str, list[int]] = {}
+        buffers: dict[int, int] = {}
+        for index, stage in enumerate(stages):
+            for parameter in stage.parameters():
+                known = holders.setdefault(names[id(parameter)], [])
+                if index % ranks not in known:
+                    known.append(index % ranks)
+            buffers |= {id(b): index % ranks for b in stage.buffers()}
+        self.holders = {name: sorted(known) for name, known in holders.items()}
+        self.parameters = {name: p for name, p in self.module.named_parameters() if name in self.holders}
+        self.held = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank in known}
+        self.counted = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank == known[0]}
+        self.ties: list[tuple[Tensor, Communicator]] = []
+        groups = sorted({tuple(known) for known in self.holders.values() if len(known) > 1})
+        for members in groups:
+            group = self.line.sub(members, f"tied {members}")
+            if group is not None:
+                tied = [self.parameters[n] for n, known in self.holders.items() if tuple(known) == members]
+                self.ties += [(p, group) for p in tied if p.requires_grad]
+        self.sources: list[dict[str, Tensor]] = [{} for _ in range(ranks)]
+        for name, parameter in self.parameters.items():
+            self.sources[self.holders[name][0]][name] = parameter
+        for name, buffer in self.module.named_buffers():
+            self.sources[buffers.get(id(buffer), ranks - 1)][name] = buffer
+
+    def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
+        optimizers = make()
+        names = parameter_names(self.module)
+        self.group_names: list[list[list[str]]] = []
+        for optimizer in optimizers:
+            listed = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
+            self.group_names.append(listed)
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if id(p) in self.held]
+        return optimizers
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def forward_backward(self, step: Step) -> Tensor | None:
+        if step.first:
+            self.weight, self.contributed = 0.0, False
+        step.zero_grad()
+        total, share = batch_size(step.batch) or 1, step.share
+        losses: list[Tensor] = []
+        weights: list[float] = []
+
+        def loss_of(output: Tensor, piece: Any, fraction: float) -> Tensor:
+            with self.precision.forward_context():
+                loss = self.capture.answer(lambda b: step.call(b, fraction), piece, output)
+            if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
+                return output.sum() * 0.0
+            weight = step.share if step.weighted else share * fraction
+            step.before_backward(loss)
+            losses.append(loss.detach())
+            weights.append(weight)
+            return loss * weight
+
+        trainer = self.module.trainer
+        self._flow(step.batch, total, ("fit", trainer.current_epoch, step.index), step.call, loss_of)
+        step.after_backward()
+        if not losses:
+            return None
+        self.contributed = True
+        if step.weighted:
+            step.share = sum(weights)
+            self.weight += step.share
+        if len(losses) == 1:
+            return losses[0]
+        return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+
+    def _flow(
+        self,
+        batch: Any,
+        total: int,
+        key: tuple[int | str, ...],
+        call: Callable[[Any], Any],
+        loss_of: Callable[[Tensor, Any, float], Tensor] | None,
+    ) -> list[Any]:
+        """Run a batch through the pipeline. ``key`` names it for the random streams. Gives the outputs on the last
+        rank where nothing is trained; else ``loss_of(output, piece, its fraction of the samples)`` is called there."""
+        key = (self.module.trainer.data_seed, *key)
+        outputs, start = [], 0
+        for pieces, size in runs(total, self.options.microbatches):
+            rows = slice(start, start + pieces * size)
+
+            def record(piece: Any, number: int, start: int = start) -> Call:
+                with self.precision.forward_context(), stream(self.device, *key, "step", start, number):
+                    return self.capture.record(call, piece)
+
+            def loss(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
+                piece = take(batch, total, slice(start + number * size, start + (number + 1) * size))
+                assert loss_of is not None
+                with stream(self.device, *key, "step", start, number):
+                    return loss_of(output, piece, size / total)
+
+            with stream(self.device, *key, "stage", start, self.line.rank):
+                outputs.append(
+                    self.schedules.run(batch, rows, pieces, record, None if loss_of is None else loss, total)
+                )
+            start = rows.stop
+        return outputs
+
+    def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
+        for parameter, group in self.ties:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            group.all_reduce(parameter.grad)
+
+    def normalise(self, optimizer: Optimizer) -> None:
+        """The last rank knows what the window weighed and whether it had any loss."""
+        last = self.line.world_size - 1
+        known = torch.tensor([self.weight, float(self.contributed)], dtype=torch.float64)
+        weight, contributed = self.hosts.broadcast(known, last).tolist()
+        if not contributed:
+            raise SkipStep
+        if weight:
+            self.scale_gradients(optimizer, 1.0 / weight)
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
+        if algorithm == "value":
+            return super().clip_gradients(optimizer, value, algorithm)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters if p.grad is not None and id(p) in self.counted]
+        norms = torch.stack(torch._foreach_norm(gradients)) if gradients else torch.zeros(1, device=self.device)
+        square = norms.to(torch.float64).square().sum()
+        norm = self.line.all_reduce(square.to(self.line.device)).sqrt().to(self.device)
+        if value != float("inf"):
+            self.scale_gradients(optimizer, torch.clamp(value / (norm + 1e-6), max=1.0))
+        return norm
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        self._evaluated += 1
+        outputs = self._flow(batch, batch_size(batch) or 1, ("evaluation", self._evaluated), call, None)
+        if not self.schedules.last:
+            return None
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        with self.precision.forward_context(), stream(self.device, "evaluation", self._evaluated):
+            return self.capture.answer(call, batch, output)
+
+    _evaluated = 0  # batches so far, which name their random streams
+
+    def own_state(self) -> dict[str, Any]:
+        return {"evaluated": self._evaluated}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._evaluated = state.get("evaluated", 0)
+
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        self._spread()
+        states = []
+        for optimizer, listed in zip(optimizers, self.group_names if optimizers else [], strict=True):
+            named = named_state(self.module, optimizer)
+            groups = [{**g, "params": names} for g, names in zip(named["param_groups"], listed, strict=True)]
+            states.append({"state": gather_states(self.line, named["state"]), "param_groups": groups})
+        return {"module": self.module.state_dict(), "optimizers": states, "precision": self.precision.state_dict()}
+
+    def _spread(self) -> None:
+        """Every rank's copy of every stage up to date."""
+        for rank, tensors in enumerate(self.sources):
+            spread(self.line, tensors, rank)
+
+    def traffic(self) -> dict[str, int]:
+        """Activations and their gradients as this rank sent them while training."""
+        sent = self.schedules.bytes_sent
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": self.schedules.messages}
+
+    def finish(self) -> None:
+        self._spread()

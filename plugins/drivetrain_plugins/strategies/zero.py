@@ -1,0 +1,287 @@
+"""ZeRO on DeepSpeed: the engine reduces, clips and steps when our loop says so; states are saved whole and by name.
+
+What differs from a replica: gradients live within the engine, so ``on_before_optimizer_step`` finds none on the
+parameters, and a rank cannot skip a batch by itself (``training_step`` returning None) in stages 2 and 3, where every
+backward pass is one of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
+from drivetrain.launch import Job
+from drivetrain.module import TrainModule
+from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
+from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
+from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
+
+
+class _Model(nn.Module):
+    """What DeepSpeed is given: it runs the module's step with the module's parameters registered."""
+
+    def __init__(self, module: TrainModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        return call(batch)
+
+
+class Zero(Strategy):
+    """Exact data parallelism in fp32, with less memory the higher the stage."""
+
+    _guest: Guest | None = None
+    _engine: Any = None
+    _whole: Whole | None = None
+
+    @property
+    def _sharded(self) -> bool:
+        return self.options.stage == 3
+
+    def connect(self, job: Job) -> None:
+        super().connect(job)
+        self._guest = Guest(job)
+        self._deepspeed = self._guest.deepspeed
+        self._set_data(sharded=False)
+
+    def _set_data(self, sharded: bool) -> None:
+        self.data = Shard(self.communicator.rank, self.communicator.world_size, lockstep=sharded)
+
+    def prepare(self, module: TrainModule, stage: str) -> None:
+        self._release()
+        super().prepare(module, stage)
+        self._average_buffers = stage == "fit" and self.data.size > 1
+        self._set_data(sharded=stage == "fit" and self._sharded)
+        if stage == "fit" and module.overrides_backward:
+            raise ConfigurationError(
+                f"{type(module).__name__} overrides backward, which DeepSpeed runs itself: remove it or use"
+                " strategy=ddp."
+            )
+        if self._average_buffers:
+            for buffer in module.buffers():
+                self.communicator.broadcast(buffer.detach())
+
+    def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
+        optimizers, module = make(), self.module
+        if module.trainer.nonfinite == "skip":
+            raise ConfigurationError(
+                "strategy=zero does not know a gradient's norm before it steps, so it cannot skip one: set"
+                " trainer.nonfinite=raise or use strategy=ddp."
+            )
+        if not optimizers:
+            raise ConfigurationError(
+                f"{type(module).__name__} configures no optimizer and strategy=zero shares out an optimizer's states:"
+                " configure one or use strategy=ddp."
+            )
+        names = parameter_names(module)
+        self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
+        model = _Model(module)
+        if self._sharded:
+            for parameter in module.parameters(recurse=False):  # no sub-module's forward would gather these
+                self._deepspeed.zero.register_external_parameter(model, parameter)
+        self._engine = build(self._deepspeed, model, optimizers[0], self.options)
+        self._model, self._optimizer = model, optimizers[0]
+        self.holds_part = self._sharded
+        if self.options.stage:
+            layout = Slices(self._engine, self.communicator.rank) if self._sharded else Fragments(self._engine)
+            optimized = {name for group in self._group_names for name in group}
+            parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
+            self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
+        return optimizers
+
+    # -- a step -------------------------------------------------------------------------------------------------
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        if self._engine is None:
+            return super().forward(call, batch)
+        with self.precision.forward_context():
+            return self._engine(call, batch)
+
+    def forward_backward(self, step: Any) -> Tensor | None:
+        if step.first and self._dirty:  # an epoch ended within a window, whose gradients are not wanted
+            self._clear()
+        loss = super().forward_backward(step)
+        if loss is None and self.options.stage >= 2 and self.data.size > 1:
+            raise TrainingError(
+                f"training_step returned None on rank {self.job.rank}, and under strategy=zero with stage"
+                f" {self.options.stage} every rank takes part in every backward pass: return a loss multiplied by"
+                " zero, or use strategy.stage=1."
+            )
+        return loss
+
+    _dirty = False
+
+    def _clear(self) -> None:
+        self._engine.optimizer.zero_grad()
+        self._model.zero_grad()
+        self._dirty = False
+
+    def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
+        factor = share * self.data.size  # the engine averages over ranks
+        self._dirty = True
+        self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
+    ) -> bool:
+        if closure is not None:
+            closure()
+        self._set_clip(0.0)
+        try:
+            weight = self._window_weight()
+            before_step()
+        except SkipStep:
+            return False
+        if weight:
+            self._divide(weight)
+        self._engine.step()
+        self._dirty = False
+        if weight and self.options.stage:
+            self._engine.optimizer.override_loss_scale(1.0)
+        return bool(self._engine.was_step_applied())
+
+    def _window_weight(self) -> float:
+        """The window's total weight where the module weights its losses, else 0."""
+        if self.weight == 0.0 and self.contributed:
+            return 0.0
+        known = torch.tensor([self.weight, float(self.contributed)], dtype=torch.float64)
+        weight, contributed = self.communicator.all_reduce(known.to(self.communicator.device)).tolist()
+        if not contributed:
+            raise SkipStep
+        return weight
+
+    def _divide(self, weight: float) -> None:
+        """Divide the gradients, which the engine still has to reduce, by ``weight``."""
+        if self.options.stage:
+            self._engine.optimizer.override_loss_scale(weight)  # undone before it clips and steps
+        else:
+            torch._foreach_mul_([p.grad for p in self._model.parameters() if p.grad is not None], 1.0 / weight)
+
+    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> None:
+        """The engine clips when it steps."""
+        self._set_clip(value)
+
+    def _set_clip(self, value: float) -> None:
+        if self.options.stage:
+            self._engine.optimizer.clip_grad = value
+        else:
+            self._engine._config.gradient_clipping = value
+
+    # -- evaluation and state -----------------------------------------------------------------------------------
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        if self._engine is None or not self._sharded:
+            return super().forward(call, batch)
+        # Parameters are gathered on the way, which needs ordinary tensors.
+        with self.precision.forward_context(), torch.inference_mode(False), torch.no_grad():
+            return self._model(call, batch)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
+        if self._average_buffers:
+            for buffer in self.module.buffers():
+                if buffer.is_floating_point():
+                    self.communicator.all_reduce(buffer.detach(), "average")
+        yield
+
+    _average_buffers = False
+
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        if self._engine is None:
+            return super().state_dict(optimizers)
+        module = self._weights()
+        states = []
+        if optimizers and self._whole is None:
+            states = [named_state(self.module, self._optimizer)]
+        elif optimizers:
+            groups = zip(self._optimizer.param_groups, self._group_names, strict=True)
+            states = [
+                {
+                    "state": self._whole.states() if self._whole else {},
+                    "param_groups": [{**group, "params": names} for group, names in groups],
+                }
+            ]
+        return {"module": module, "optimizers": states, "precision": self.precision.state_dict()}
+
+    def _weights(self) -> dict[str, Any]:
+        """The module's whole state; in stage 3 a copy, as the module has slices only."""
+        if not self._sharded:
+            return self.module.state_dict()
+        with self._gathered():
+            return {name: t.detach().clone() for name, t in self.module.state_dict().items()}
+
+    @contextmanager
+    def _gathered(self, modifier: int | None = None) -> Iterator[None]:
+        parameters = list(self.module.parameters())
+        with self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=modifier):
+            yield
+
+    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
+        if self._engine is None:
+            super().load_state_dict(state, optimizers, strict)
+            return
+        with self._gathered(0) if self._sharded else _nothing():
+            try:
+                self.module.load_state_dict(state["module"], strict=strict)
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"the checkpoint does not fit {type(self.module).__name__} ({str(error).splitlines()[-1].strip()}):"
+                    " build the module as it was saved."
+                ) from error
+        saved = state.get("optimizers", [])
+        if self._whole is None:
+            for optimizer, one in zip(optimizers, saved, strict=False):
+                load_named_state(self.module, optimizer, one)
+        else:
+            self._whole.set_master(state["module"])
+            for one in saved[:1]:
+                self._load_groups(one["param_groups"])
+                self._whole.load_states(one["state"])
+        if "precision" in state:
+            self.precision.load_state_dict(state["precision"])
+
+    def _load_groups(self, saved: list[dict[str, Any]]) -> None:
+        groups = self._optimizer.param_groups
+        if len(groups) != len(saved):
+            raise CheckpointError(
+                f"the checkpoint's optimizer has {len(saved)} parameter groups, this one has {len(groups)}: configure"
+                " the same groups or load the weights only."
+            )
+        for group, one in zip(groups, saved, strict=True):
+            group.update({key: value for key, value in one.items() if key != "params"})
+
+    def finish(self) -> None:
+        """The module is left whole; in stage 3 its slices are gathered and stay so."""
+        if self._engine is not None and self._sharded:
+            parameters: list[Any] = list(self.module.parameters())
+            parameters[0].all_gather(parameters)
+
+    def _release(self) -> None:
+        """Take the module back from an engine of a stage before."""
+        if self._engine is None:
+            return
+        if self._sharded:
+            self.finish()
+        self._engine.destroy()
+        if self._sharded:
+            full_parameters(self._model)
+        self._engine, self._whole, self.holds_part = None, None, False
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._engine is not None and error is None:
+            self._engine.destroy()
+        if self._guest is not None:
+            self._guest.leave()
+        super().close(error)
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

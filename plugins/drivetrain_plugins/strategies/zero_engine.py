@@ -1,0 +1,111 @@
+"""Starting DeepSpeed as a guest: quietly, on the job's own process group, and without its compiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from copy import copy
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.launch import Job
+
+
+class Guest:
+    """DeepSpeed for as long as a job lasts; ``leave`` takes back what it put into the process.
+
+    Attributes:
+        deepspeed: the module, ready for ``initialize``.
+    """
+
+    def __init__(self, job: Job) -> None:
+        variables = {
+            "DS_ACCELERATOR": "cuda" if job.accelerator == "cuda" else "cpu",
+            "LOCAL_RANK": str(job.local_rank),  # srun gives none
+        }
+        self._former = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        self._filters = list(warnings.filters)
+        # torch renamed two collectives, and warns at each call of the old names.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+        import deepspeed
+        from deepspeed.utils import groups
+
+        self.deepspeed = deepspeed
+        self._groups = {name: copy(value) for name, value in vars(groups).items() if _is_state(name, value)}
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # At its start DeepSpeed would try its kernels on the compiler, and on the CPU build a transport through shared
+        # memory, for minutes. Gloo does that work, and torch's own optimizer steps: there are none, it is told.
+        deepspeed.ops.__compatible_ops__ = {}
+        _import_muon()
+        deepspeed.init_distributed(
+            dist_backend=job.backend, auto_mpi_discovery=False, verbose=False, rank=job.rank, world_size=job.world_size
+        )
+
+    def leave(self) -> None:
+        """No collective. DeepSpeed keeps groups of a job that has ended; a next job in this process makes its own."""
+        from deepspeed.comm import comm
+        from deepspeed.utils import groups
+
+        comm.cdb = None
+        vars(groups).update(self._groups)
+        warnings.filters[:] = self._filters  # type: ignore[index]
+        for name, value in self._former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _is_state(name: str, value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and name.isupper())
+
+
+def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) -> Any:
+    """An engine that steps when it is told to: windows of any length, losses already weighted, clipping per step."""
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": 0.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {
+            "stage": options.stage,
+            "reduce_bucket_size": options.bucket_size,
+            "stage3_param_persistence_threshold": options.persistence_threshold,
+            "overlap_comm": False,
+        },
+    }
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    return engine
+
+
+def _import_muon() -> None:
+    """An optimizer of DeepSpeed's own that its engine asks about. Its functions stay uncompiled: importing them would
+    start torch's compiler, for seconds, in every worker."""
+    from deepspeed.runtime import compiler
+
+    former = compiler.compile
+    compiler.compile = lambda *args, **kwargs: lambda function: function
+    try:
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    finally:
+        compiler.compile = former
+
+
+def full_parameters(model: nn.Module) -> None:
+    """Give ``model`` ordinary parameters again in the place of those that stage 3 took over and that are gathered."""
+    made: dict[int, nn.Parameter] = {}
+    for child in model.modules():
+        for name, parameter in list(child._parameters.items()):
+            if parameter is not None and hasattr(parameter, "ds_id"):
+                if id(parameter) not in made:
+                    data = parameter.data.detach().clone()
+                    made[id(parameter)] = nn.Parameter(data, requires_grad=parameter.requires_grad)
+                child._parameters[name] = made[id(parameter)]
+        child._parameters = dict(child._parameters)

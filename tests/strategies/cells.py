@@ -1,0 +1,61 @@
+"""Every registered strategy with the world sizes it takes here: what the tests over the registry run through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drivetrain.declaration import Declaration, Plan, conflicts
+from drivetrain.support import SIZES, declarations
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A strategy with options, on so many workers, in the highest precision it takes."""
+
+    declaration: Declaration
+    devices: int
+
+    @property
+    def name(self) -> str:
+        return self.declaration.name
+
+    @property
+    def exact(self) -> bool:
+        return self.declaration.support.exact_with is not None
+
+    @property
+    def strategy(self) -> dict[str, Any]:
+        """What ``Trainer(strategy=...)`` gets: the options under which the run is exact, where there are any."""
+        return {"name": self.name, **(self.declaration.support.exact_with or {})}
+
+    @property
+    def precision(self) -> str:
+        return "64-true" if "64-true" in self.declaration.support.precisions else "32-true"
+
+    @property
+    def plan(self) -> Plan:
+        options = self.declaration.options(**(self.declaration.support.exact_with or {}))
+        return Plan(self.name, options, world_size=self.devices, precision=self.precision)
+
+    def takes(self, **changes: Any) -> bool:
+        """Whether the plan with ``changes`` is allowed."""
+        return not conflicts(replace(self.plan, **changes), self.declaration)
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.devices}"
+
+
+def cells() -> list[Cell]:
+    """Every strategy at every world size of :data:`SIZES` that it takes."""
+    every = (Cell(declaration, size) for declaration in declarations().values() for size in SIZES)
+    return [cell for cell in every if cell.takes()]
+
+
+def one_each() -> list[Cell]:
+    """Every strategy once: with two workers, or as few more as it takes."""
+    found: dict[str, Cell] = {}
+    for cell in cells():
+        if cell.name not in found or found[cell.name].devices == 1:
+            found[cell.name] = cell
+    return list(found.values())

@@ -1,0 +1,230 @@
+"""Pipelines of 2 to 4 stages, held to the run on one process."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.pipelining  # before the workers are forked
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain import Trainer
+from drivetrain.declaration import Plan, conflicts
+from drivetrain.errors import ConfigurationError
+from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
+from drivetrain_plugins.strategies.pipeline_cut import balance
+from drivetrain_plugins.strategies.pipeline_schedule import runs
+from recipes.mnist.module import MnistClassifier
+from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
+from tests.runs import QUIET, Classifier, difference, loader, seeded, train
+from tests.strategies.gpt import tiny_gpt
+from tests.strategies.parity import check_parity
+
+
+# -- cutting ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("costs", [[1, 1, 1, 1], [9, 1, 1, 1], [1, 1, 1, 9, 0], [0, 0, 0, 0], [3, 0, 3, 0, 3, 7]])
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_the_heaviest_stage_is_as_light_as_can_be(costs: list[int], parts: int) -> None:
+    found = balance(costs, parts)
+    assert [i for part in found for i in part] == list(range(len(costs)))
+    assert all(found)
+    every_cut = [(0, *inner, len(costs)) for inner in combinations(range(1, len(costs)), parts - 1)]
+    best = min(max(sum(costs[a:b]) for a, b in pairwise(edges)) for edges in every_cut)
+    assert max(sum(costs[i] for i in part) for part in found) == best
+
+
+@pytest.mark.parametrize("total", range(1, 18))
+@pytest.mark.parametrize("microbatches", [1, 3, 4])
+def test_every_sample_is_in_one_piece(total: int, microbatches: int) -> None:
+    found = runs(total, microbatches)
+    assert sum(pieces * size for pieces, size in found) == total
+    assert sum(pieces for pieces, _ in found) <= microbatches
+
+
+# -- parity -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("schedule", "devices"), [("gpipe", 2), ("1f1b", 3), ("interleaved_1f1b", 2), ("gpipe", 4)])
+def test_a_gpt_is_trained_as_on_one_process(schedule: str, devices: int) -> None:
+    check_parity({"name": "pipeline", "schedule": schedule}, devices)
+
+
+@pytest.mark.parametrize(("schedule", "devices"), [("1f1b", 2), ("interleaved_1f1b", 3)])
+def test_tied_weights_have_the_gradient_of_both_ends(schedule: str, devices: int) -> None:
+    options = {"microbatches": 3} if devices == 3 else {}
+    outcome = check_parity({"name": "pipeline", "schedule": schedule, **options}, devices, make=partial(tiny_gpt, True))
+    assert torch.equal(outcome.weights["model.token.weight"], outcome.weights["model.head.weight"])
+
+
+class Masked(Classifier):
+    """Losses that weigh themselves, batches that are skipped, and a network that is called by name."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        scores = self.net(x)
+        kept = y != 0
+        self.log("train/kept", kept.double().sum(), reduce_fx="sum", on_step=False, on_epoch=True)
+        if batch_idx == 1:
+            return None
+        loss = nn.functional.cross_entropy(scores, y, reduction="none")
+        return {"loss": (loss * kept).sum() / kept.sum().clamp(min=1), "weight": float(kept.sum())}
+
+
+def test_weighted_and_skipped_losses() -> None:
+    options: dict[str, Any] = {"accumulate_grad_batches": 1, "gradient_clip_val": 0.3}
+    found = difference(train(Masked, **options), train(Masked, "pipeline", 2, **options))
+    assert max(found.values()) < 1e-10
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_batches_that_do_not_divide(batch_size: int) -> None:
+    data = loader(30, batch_size)
+    strategy = {"name": "pipeline", "schedule": "1f1b", "microbatches": 4}
+    found = difference(train(data=data, max_epochs=1), train(strategy=strategy, devices=3, data=data, max_epochs=1))
+    assert max(found.values()) < 1e-10
+
+
+class Augmented(Classifier):
+    """Draws numbers in the step, around a network that draws as well; each rank writes down what it drew."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.net = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 4)))
+        self.folder, self.draws = folder, []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        noise = torch.rand(())
+        self.draws.append(float(noise))
+        return nn.functional.cross_entropy(self.net(x * noise), y) * noise
+
+    def on_fit_end(self) -> None:
+        torch.save({"draws": self.draws, "after": torch.rand(3)}, self.folder / f"{self.global_rank}.pt")
+
+
+def test_both_ends_draw_the_same_numbers(tmp_path: Path) -> None:
+    train(lambda: Augmented(tmp_path), "pipeline", 2, max_epochs=1, data=loader(48))
+    first, last = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["draws"] == last["draws"][1:]  # once more on the last, to learn the shapes
+    assert len(set(first["draws"])) == 6 * 4  # other numbers for each piece
+    assert torch.equal(first["after"], last["after"])
+
+
+def test_a_module_that_is_its_own_network() -> None:
+    """The MNIST net on a few random images, without its dropout."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(10, 1, 28, 28, generator=generator, dtype=torch.float64)
+    data = DataLoader(TensorDataset(images, torch.randint(10, (10,), generator=generator)), batch_size=4)
+
+    def make() -> Any:
+        return seeded(lambda: MnistClassifier(dropout=0.0, optimizer=partial(torch.optim.SGD, lr=0.05)))
+
+    found = difference(
+        train(make, data=data, validation=data, max_epochs=1),
+        train(make, "pipeline", 2, data=data, validation=data, max_epochs=1),
+    )
+    assert max(found.values()) < 1e-10
+
+
+# -- evaluation and state ---------------------------------------------------------------------------------------
+def test_evaluation_and_prediction_go_through_the_pipeline() -> None:
+    def results(**options: Any) -> tuple[Any, Any]:
+        trainer, module = Trainer(precision="64-true", **options, **QUIET), Classifier()
+        return trainer.test(module, loader(23, 5, False)), trainer.predict(module, loader(23, 5, False))
+
+    (single,), expected = results()
+    (piped,), predictions = results(strategy="pipeline", devices=3)
+    assert single.keys() == piped.keys()
+    assert max(abs(single[name] - piped[name]) for name in single) < 1e-12
+    assert [len(p) for p in predictions] == [5, 5, 5, 5, 3]
+    assert torch.allclose(torch.cat(predictions), torch.cat(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("pipeline", 3), ("single", 1)),
+        (("single", 1), ("pipeline", 2)),
+        (({"name": "pipeline", "schedule": "interleaved_1f1b"}, 2), ("ddp", 2)),
+    ],
+)
+def test_a_checkpoint_goes_on_under_another_strategy(before: Any, after: Any, tmp_path: Path) -> None:
+    def run(folder: Path, place: Any, *moments: str, resume: Path | None = None) -> dict[str, Any]:
+        module, data = Everything(dropout=0.0), loader(18, 4)
+        fit(folder, *moments, module=module, data=data, resume=resume, strategy=place[0], devices=place[1])
+        return end(folder, 0, place[1])
+
+    whole = run(tmp_path / "whole", before, "batch")
+    resumed = run(tmp_path / "resumed", after, resume=tmp_path / "whole" / "2-batch-0.ckpt")
+    for (_, a), (_, b) in zip(*(state["loops"]["loss_curve"] for state in (whole, resumed)), strict=True):
+        assert abs(a - b) < 1e-10
+    for name, value in whole["state_dict"].items():
+        assert float((value - resumed["state_dict"][name]).abs().max()) < 1e-10
+
+
+def test_resumed_in_mid_epoch_with_the_same_bits(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": {"name": "pipeline", "schedule": "1f1b"}, "devices": 2}
+    whole = fit(tmp_path / "whole", "batch", **options)
+    resumed = fit(tmp_path / "resumed", data=noisy_loader(), resume=whole / "4-batch-1.ckpt", **options)
+    assert_same(whole, resumed, 2, best=False)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+class Twice(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0]).mean() + self.net(batch[0]).sum()
+
+
+class Never(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net[0](batch[0]).mean()
+
+
+class Two(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(2, 2)
+
+
+class Unknown(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Bilinear(2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "devices", "message"),
+    [
+        (Two, 2, "2 children with parameters"),
+        (Unknown, 2, "pipeline_stages"),
+        (Classifier, 6, "6 stages and net has 5 blocks"),
+    ],
+)
+def test_modules_that_cannot_be_cut_are_refused_before_launch(make: Any, devices: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train(make, "pipeline", devices)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(Twice, r"self\.net\(\.\.\.\) more than once"), (Never, r"does not call self\.net")]
+)
+def test_steps_that_call_the_network_otherwise_end_before_a_step_is_made(make: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        train(make, "pipeline", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (PipelineOptions(schedule="zigzag"), "use one of gpipe"),
+        (PipelineOptions(microbatches=0), "at least 1"),
+        (PipelineOptions(schedule="1f1b", microbatches=2), "as many microbatches as the 4 stages"),
+        (PipelineOptions(schedule="interleaved_1f1b", microbatches=9), "set strategy.microbatches=12"),
+        (PipelineOptions(virtual_stages=0), "virtual_stages=0"),
+    ],
+)
+def test_options_that_do_not_go_together(options: PipelineOptions, message: str) -> None:
+    assert [c for c in conflicts(Plan("pipeline", options, world_size=4), PIPELINE) if message in str(c)]

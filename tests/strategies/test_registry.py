@@ -1,0 +1,168 @@
+"""What every registered strategy is held to, by being registered: parity, resuming, portable checkpoints, failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain import Callback, Trainer
+from drivetrain.errors import WorkerError
+from drivetrain.seeding import seed_everything
+from drivetrain.support import declarations
+from tests.resume.runs import assert_same
+from tests.runs import QUIET
+from tests.strategies.cells import Cell, cells, one_each
+from tests.strategies.gpt import TinyGPT, three_heads, tiny_gpt, token_loader
+from tests.strategies.parity import check_parity
+
+
+# -- (a) the same run -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("cell", [cell for cell in cells() if cell.exact], ids=str)
+def test_parity(cell: Cell) -> None:
+    make = three_heads if cell.devices == 3 else tiny_gpt
+    check_parity(cell.strategy, cell.devices, cell.declaration.support.tolerance, make, cell.precision)
+
+
+def test_every_strategy_says_what_it_keeps() -> None:
+    for name, declaration in declarations().items():
+        support = declaration.support
+        assert support.fidelity, name
+        assert (support.fidelity == "exact") == (support.exact_with == {}), name
+
+
+# -- (d) stopped in mid-epoch and resumed -----------------------------------------------------------------------
+class SaveAt(Callback):
+    """Saves after optimizer step ``step``, and at the end."""
+
+    saves_checkpoints = True
+
+    def __init__(self, folder: Path, step: int = -1) -> None:
+        self.folder, self.step = folder, step
+
+    def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == self.step and trainer.between_steps and not (self.folder / "middle.ckpt").exists():
+            trainer.save_checkpoint(self.folder / "middle.ckpt")
+
+    def on_train_end(self, trainer: Trainer, *rest: Any) -> None:
+        trainer.save_checkpoint(self.folder / "end.ckpt")
+
+
+def fit(
+    folder: Path, cell: Cell, save: int = -1, resume: Path | None = None, steps: int = 10, precision: str | None = None
+) -> Trainer:
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(
+        **{**QUIET, "enable_checkpointing": None},
+        strategy=cell.strategy,
+        devices=cell.devices,
+        precision=precision or cell.precision,
+        seed=5,
+        max_epochs=100,
+        max_steps=steps,
+        num_sanity_val_steps=0,
+        log_every_n_steps=3,
+        accumulate_grad_batches=2 if cell.takes(accumulation=2) else 1,
+        callbacks=[SaveAt(folder, save)],
+        default_root_dir=folder,
+    )
+    seed_everything(11)
+    trainer.fit(TinyGPT(), token_loader(59, 8), ckpt_path=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("cell", one_each(), ids=str)
+def test_resumed_in_mid_epoch(cell: Cell, tmp_path: Path) -> None:
+    fit(tmp_path / "whole", cell, save=6)
+    fit(tmp_path / "resumed", cell, resume=tmp_path / "whole" / "middle.ckpt")
+    assert_same(tmp_path / "whole", tmp_path / "resumed", cell.devices)
+
+
+# -- (c) portable checkpoints -----------------------------------------------------------------------------------
+def _pairs() -> list[tuple[Cell, Cell]]:
+    """Every strategy's checkpoint goes to the next two of the list, on other numbers of workers where they can."""
+    every = one_each()
+    larger = {cell.name: cell for cell in cells()}
+    return [(cell, larger[every[(i + k) % len(every)].name]) for i, cell in enumerate(every) for k in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a run of six steps under a strategy, made once."""
+
+    made: dict[str, Path] = {}
+
+    def folder(cell: Cell) -> Path:
+        if str(cell) not in made:
+            made[str(cell)] = tmp_path_factory.mktemp(cell.name)
+            fit(made[str(cell)], cell, save=6, steps=6)
+        return made[str(cell)]
+
+    return folder
+
+
+@pytest.mark.parametrize(("before", "after"), _pairs(), ids=str)
+def test_a_checkpoint_fits_every_strategy(before: Cell, after: Cell, saved: Any, tmp_path: Path) -> None:
+    checkpoint = saved(before) / "middle.ckpt"
+    single = Cell(declarations()["single"], 1)
+    expected = fit(tmp_path / "single", single, resume=checkpoint, steps=8, precision=after.precision).loss_curve
+    found = fit(tmp_path / "other", after, resume=checkpoint, steps=8).loss_curve
+    # What comes next is a function of the weights alone; what comes then, of the optimizer's state too.
+    count = 8 if after.exact and before.exact else 7
+    if after.declaration.support.exact_with is None:
+        count = 6  # its steps are not single's: its own tests look at the weights that it goes on from
+    assert [step for step, _ in found] == [step for step, _ in expected]
+    worst = max(abs(a - b) for (step, a), (_, b) in zip(found, expected, strict=True) if step <= count)
+    assert worst <= after.declaration.support.tolerance
+
+
+# -- (e) a rank is killed ---------------------------------------------------------------------------------------
+class Dies(TinyGPT):
+    """Rank ``victim`` is killed while the others train."""
+
+    def __init__(self, victim: int, folder: Path) -> None:
+        super().__init__()
+        self.victim, self.folder = victim, folder
+
+    def setup(self, stage: str) -> None:
+        if self.trainer.global_rank == self.victim:
+            threading.Thread(target=self._die, daemon=True).start()
+
+    def _die(self) -> None:
+        while not (self.folder / "training").exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        (self.folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.global_step == 1:
+            (self.folder / "training").touch()
+        return super().training_step(batch, batch_idx)
+
+
+def _victims() -> list[Any]:
+    every = [(cell, rank) for cell in one_each() if cell.devices > 1 for rank in {0, cell.devices - 1}]
+    return [pytest.param(cell, rank, id=f"{cell}-rank{rank}") for cell, rank in every]
+
+
+@pytest.mark.parametrize(("cell", "victim"), _victims())
+def test_a_rank_is_killed(cell: Cell, victim: int, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError) as caught:
+        Trainer(
+            strategy=cell.strategy,
+            devices=cell.devices,
+            precision=cell.precision,
+            max_epochs=10_000,
+            num_sanity_val_steps=0,
+            **QUIET,
+        ).fit(Dies(victim, tmp_path), token_loader(59, 8))
+    ended = time.time()
+    assert caught.value.rank == victim
+    assert str(caught.value).startswith(f"rank {victim} failed: killed by SIGKILL")
+    assert ended - (tmp_path / "died").stat().st_mtime < 5.0

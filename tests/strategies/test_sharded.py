@@ -1,0 +1,296 @@
+"""fsdp, tensor_parallel and mesh: what is cut, other options and meshes, refusals, odd losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from drivetrain import Trainer
+from drivetrain.errors import ConfigurationError, WorkerError
+from drivetrain_plugins.strategies.fsdp import blocks_of
+from drivetrain_plugins.strategies.tensor_plan import plan_of
+from recipes.char_lm.model import Attention
+from recipes.mnist.module import MnistClassifier
+from tests.runs import QUIET, Classifier, difference, loader, train
+from tests.strategies.gpt import TinyGPT, tiny_gpt, token_loader
+from tests.strategies.parity import check_parity
+
+
+# -- fsdp -------------------------------------------------------------------------------------------------------
+def test_blocks_are_found() -> None:
+    module = tiny_gpt()
+    assert blocks_of(module, "auto") == [*module.model.blocks][::-1]
+    assert [type(one).__name__ for one in blocks_of(module, "Mlp, LayerNorm")].count("Mlp") == 4
+    assert blocks_of(MnistClassifier(), "auto") == []  # layers are no blocks: the whole is gathered at once
+
+
+def test_a_class_that_there_is_not() -> None:
+    with pytest.raises(ConfigurationError, match=r"strategy.wrap=Blok: .*'Block'"):
+        blocks_of(tiny_gpt(), "Blok")
+
+
+@pytest.mark.parametrize(
+    "options", [{"wrap": "Mlp,Attention", "reshard_after_forward": False}, {"reduce_every_micro_batch": False}]
+)
+def test_fsdp_with_other_options(options: dict[str, Any]) -> None:
+    check_parity({"name": "fsdp", **options}, 2, max_steps=8)
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", {"name": "mesh", "tensor": 1}])
+def test_clipping(strategy: Any, algorithm: str) -> None:
+    bound = 0.01 if algorithm == "value" else 0.3
+    options = {"gradient_clip_val": bound, "gradient_clip_algorithm": algorithm, "max_steps": 6}
+    check_parity(strategy, 2, **options)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", {"name": "mesh", "tensor": 1}])
+def test_tied_weights(strategy: Any) -> None:
+    check_parity(strategy, 2, make=tied, max_steps=8)
+
+
+def tied() -> TinyGPT:
+    return TinyGPT(tied=True)
+
+
+def test_tied_weights_under_tensor_parallelism() -> None:
+    check_parity("tensor_parallel", 2, make=tied, max_steps=8)
+
+
+def test_fsdp_trains_other_modules() -> None:
+    options: dict[str, Any] = {"validation": loader(23, 5, False), "accumulate_grad_batches": 2}
+    assert max(difference(train(**options), train(strategy="fsdp", devices=3, **options)).values()) < 1e-10
+
+
+class Weighted(Classifier):
+    """Gives its loss's weight itself: the samples of class 0 count twice."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        weights = 1.0 + (y == 0).double()
+        losses = nn.functional.cross_entropy(self.net(x), y, reduction="none")
+        return {"loss": (losses * weights).sum() / weights.sum(), "weight": weights.sum()}
+
+
+class Rare(Classifier):
+    """Learns from the samples of one class alone, of which a rank has none in some steps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        weights = (y == 3).double()
+        losses = nn.functional.cross_entropy(self.net(x), y, reduction="none")
+        return {"loss": (losses * weights).sum() / weights.sum().clamp(min=1), "weight": weights.sum()}
+
+
+SHARDS = {"name": "mesh", "data": 1, "shard": 2, "tensor": 1}
+REPLICAS = {"name": "mesh", "tensor": 1}
+
+
+@pytest.mark.parametrize("make", [Weighted, Rare])
+@pytest.mark.parametrize(("strategy", "devices"), [("fsdp", 2), ("fsdp", 3), (REPLICAS, 2), (SHARDS, 2)])
+def test_losses_with_weights(strategy: Any, devices: int, make: Any) -> None:
+    if strategy != "fsdp":
+        make = planned(make)
+    reference, run = train(make), train(make, strategy, devices)
+    assert difference(reference, run)["weights"] < 1e-10
+
+
+def planned(make: type[Classifier]) -> type[Classifier]:
+    """``make`` with a tensor-parallel plan, which a mesh asks for."""
+    plan = {"net.0": "columns", "net.2": "rows"}
+    return type(make.__name__, (make,), {"tensor_parallel_plan": lambda self: plan})
+
+
+class ReturnsNothing(TinyGPT):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if self.trainer.global_rank == 1 and batch_idx == 2 else loss
+
+
+def test_no_loss_on_one_rank_is_one_sentence() -> None:
+    with pytest.raises(WorkerError, match="training_step returned None on rank 1: with sharded parameters"):
+        train(ReturnsNothing, "fsdp", 2, data=token_loader(), max_epochs=1)
+
+
+def test_no_loss_on_one_replica_is_left_out() -> None:
+    """As ddp does it: the others' gradients count, and nobody waits."""
+    options: dict[str, Any] = {"data": token_loader(), "max_epochs": 1}
+    reference, run = train(ReturnsNothing, "ddp", 2, **options), train(ReturnsNothing, REPLICAS, 2, **options)
+    assert max(difference(reference, run).values()) < 1e-10
+
+
+class Counts(TinyGPT):
+    """Writes down what its strategy says it sent."""
+
+    def on_train_end(self) -> None:
+        self.trainer.callback_metrics.update(
+            {name: torch.tensor(float(value)) for name, value in self.trainer.strategy.traffic().items()}
+        )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", SHARDS, REPLICAS])
+def test_traffic_of_gradients(strategy: Any) -> None:
+    run = train(Counts, strategy, 2, data=token_loader(), max_steps=3)
+    size = 8 * sum(p.numel() for p in run.module.parameters())
+    # Half of the gradients goes to the other rank once where they are reduced into shards, twice where both keep all.
+    least = 3 * size * (1.0 if strategy is REPLICAS else 0.5)
+    assert least <= run.metrics["bytes_sent"] < 1.01 * least
+
+
+class Renamed(Classifier):
+    """The hooks are free in how they name their arguments."""
+
+    def training_step(self, batch: Any, i: int) -> Any:
+        return super().training_step(batch, i)
+
+    def validation_step(self, batch: Any, i: int) -> None:
+        super().validation_step(batch, i)
+
+
+def test_arguments_of_any_name() -> None:
+    options: dict[str, Any] = {"validation": loader(23, 5, False)}
+    assert max(difference(train(Renamed, **options), train(Renamed, "fsdp", 2, **options)).values()) < 1e-10
+
+
+class Manual(Classifier):
+    automatic_optimization = False
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_manual_optimisation_is_refused(strategy: str) -> None:
+    trainer = Trainer(strategy=strategy, devices=2, max_epochs=1, **QUIET)
+    with pytest.raises(ConfigurationError, match="cannot train a module with automatic_optimization=False"):
+        trainer.fit(Manual(), loader())
+
+
+# -- tensor parallelism -----------------------------------------------------------------------------------------
+def test_the_usual_names_are_found() -> None:
+    plan = plan_of(tiny_gpt())
+    assert len(plan) == 4 * 6
+    assert plan["model.blocks.3.attention.value"] == "columns"
+    assert plan["model.blocks.0.mlp.down"] == "rows"
+
+
+class Planned(Classifier):
+    """Names nobody would guess, and a plan."""
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        return {"net.0": "columns", "net.2": "rows"}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_plan_of_the_module(devices: int) -> None:
+    options: dict[str, Any] = {"validation": loader(23, 5, False), "accumulate_grad_batches": 2}
+    reference = train(Planned, **options)
+    assert max(difference(reference, train(Planned, "tensor_parallel", devices, **options)).values()) < 1e-10
+
+
+class Wrong(Planned):
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        return {"net.9": "columns"}
+
+
+class CountsHeads(Attention):
+    """Cuts whatever channels it has into the number of all heads."""
+
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__(16, heads, 0.0)
+        self.heads = heads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (part(x).view(*x.shape[:2], self.heads, -1) for part in (self.query, self.key, self.value))
+        return self.output(nn.functional.scaled_dot_product_attention(query, key, value).flatten(2))
+
+
+class FewKeys(Attention):
+    """Fewer heads of keys and values than of queries."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4, 0.0)
+        del self.head_width
+        self.num_heads, self.num_key_value_heads = 4, 2
+        self.key, self.value = nn.Linear(16, 8), nn.Linear(16, 8)
+
+
+def with_attention(make: Callable[[], nn.Module]) -> TinyGPT:
+    module = TinyGPT()
+    for block in module.model.blocks:
+        block.attention = make()
+    return module
+
+
+class Dropping(TinyGPT):
+    """Drops channels at random, and compares what each rank has whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for module in self.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.3
+
+    def on_train_end(self) -> None:
+        whole = [p.detach().flatten() for p in self.parameters() if not isinstance(p, DTensor)]
+        assert len(whole) == 2 + 2 * 4 * 2 + 2 + 1  # embeddings, norms, head
+        first, *others = self.trainer.strategy.communicator.all_gather(torch.cat(whole))
+        assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("strategy", ["tensor_parallel", {"name": "mesh", "tensor": 2}])
+def test_what_every_rank_has_whole_stays_equal(strategy: Any) -> None:
+    train(Dropping, strategy, 4, data=token_loader(), max_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "devices", "said"),
+    [
+        (lambda: with_attention(CountsHeads), 2, "CountsHeads.forward .* computes with heads, the number of all heads"),
+        (lambda: with_attention(FewKeys), 4, "the 2 heads of model.blocks.0.attention cannot be divided among 4 ranks"),
+        (tiny_gpt, 3, "the 4 heads of model.blocks.0.attention cannot be divided among 3 ranks"),
+        (Planned, 3, "the 16 outputs of net.0 cannot be divided among 3 ranks"),
+        (Classifier, 2, "Classifier has no layers that tensor parallelism would know how to cut"),
+        (Wrong, 2, "names 'net.9', which Wrong does not have"),
+    ],
+)
+def test_refused_before_launch(make: Any, devices: int, said: str) -> None:
+    trainer = Trainer(strategy="tensor_parallel", devices=devices, max_epochs=1, **QUIET)
+    with pytest.raises(ConfigurationError, match=said):
+        trainer.fit(make(), loader())
+
+
+# -- meshes -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("options", [{"shard": 2, "data": 1, "tensor": 2}, {"data": 4, "tensor": 1}])
+def test_other_meshes(options: dict[str, int]) -> None:
+    check_parity({"name": "mesh", **options}, 4, max_steps=8)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tensor": 3}, "do not multiply to the 4 workers"),
+        ({"data": 2, "shard": 2, "tensor": 1}, "a mesh has two dimensions"),
+        ({"tensor": 0}, "sizes are at least 1"),
+    ],
+)
+def test_meshes_that_cannot_be(options: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Trainer(strategy={"name": "mesh", **options}, devices=4, **QUIET)
+
+
+def test_what_a_tensor_group_logs_counts_once() -> None:
+    run = train(Planned, {"name": "mesh", "tensor": 2}, 4, validation=loader(23, 5, False))
+    assert run.metrics["val/hits"] == train(Planned, validation=loader(23, 5, False)).metrics["val/hits"]
+
+
+def test_predictions_come_once() -> None:
+    module, data = Planned().double(), loader(23, 5, False)
+    expected = torch.cat(Trainer(strategy="single", precision="64-true", **QUIET).predict(module, data))
+    for strategy in ("tensor_parallel", {"name": "mesh", "tensor": 2}, "fsdp"):
+        trainer = Trainer(strategy=strategy, devices=4, precision="64-true", **QUIET)
+        found = torch.cat(trainer.predict(module, data))
+        assert found.shape == expected.shape
+        assert float((found - expected).abs().max()) < 1e-12

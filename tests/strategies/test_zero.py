@@ -1,0 +1,138 @@
+"""DeepSpeed's stages 0 to 3, held to the run on one process in fp32."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from drivetrain import Trainer
+from drivetrain.declaration import Plan, conflicts
+from drivetrain_plugins.strategies.declared import zero as declared
+from drivetrain_plugins.strategies.declared.zero import ZERO, ZeroOptions
+from tests.resume.runs import Everything, assert_same, end, fit
+from tests.runs import QUIET, Classifier, Outcome, difference, loader, train
+from tests.strategies import parity
+
+with mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
+    import deepspeed  # noqa: F401  # before the workers are forked: it takes seconds
+
+OPTIONS: dict[str, Any] = {"precision": "32-true", "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+
+
+def zero(stage: int, **options: Any) -> dict[str, Any]:
+    """Nothing is too small to be shared out in these tests."""
+    return {"name": "zero", "stage": stage, "persistence_threshold": 0, **options}
+
+
+def reference(make: Any = Classifier, **options: Any) -> Outcome:
+    return train(make, validation=loader(23, 5, False), **{**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(("stage", "devices"), [(0, 2), (1, 2), (1, 3), (2, 2), (3, 2), (3, 3)])
+def test_each_stage_trains_as_one_process(stage: int, devices: int) -> None:
+    run = train(strategy=zero(stage), devices=devices, validation=loader(23, 5, False), **OPTIONS)
+    assert max(difference(reference(), run).values()) < 1e-6
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_gpt_has_the_losses_of_one_process(stage: int) -> None:
+    """Weights are not compared: Adam makes steps of full size out of the rounding in gradients that are zero."""
+    run = parity.run(zero(stage), 2, precision="32-true", max_steps=10)
+    expected = parity.reference(precision="32-true", max_steps=10)
+    assert len(run.curve) == 10
+    assert max(abs(a - b) for (_, a), (_, b) in zip(run.curve, expected.curve, strict=True)) < 1e-6
+
+
+class Weighted(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        kept = (y != 0).float()
+        loss = nn.functional.cross_entropy(self.net(x), y, reduction="none")
+        return {"loss": (loss * kept).sum() / kept.sum().clamp(min=1), "weight": float(kept.sum())}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_losses_that_weigh_themselves(stage: int) -> None:
+    run = train(Weighted, zero(stage), 2, validation=loader(23, 5, False), **OPTIONS)
+    assert max(difference(reference(Weighted), run).values()) < 1e-6
+
+
+def test_evaluation_and_prediction(tmp_path: Path) -> None:
+    trainer, module = (
+        Trainer(strategy=zero(3), devices=2, max_epochs=1, precision="32-true", seed=3, **QUIET),
+        Classifier(),
+    )
+    trainer.fit(module, loader())
+    found = torch.cat(trainer.predict(module, loader(23, 5, False)) or [])
+    with torch.no_grad():
+        expected = torch.cat([module.net(x.float()) for x, _ in loader(23, 5, False)])
+    # A batch comes in parts, one from each rank, in the order of the data.
+    assert torch.allclose(found, expected, rtol=0, atol=1e-6)
+
+
+# -- state ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((zero(1), 2), ("single", 1)),
+        ((zero(3), 3), (zero(2), 2)),
+        (("single", 1), (zero(3), 2)),
+        ((zero(2), 2), ("ddp", 2)),
+        (("ddp", 2), (zero(0), 2)),
+    ],
+)
+def test_a_checkpoint_goes_on_under_another_strategy(before: Any, after: Any, tmp_path: Path) -> None:
+    def run(folder: Path, place: Any, *moments: str, resume: Path | None = None) -> dict[str, Any]:
+        options = {"strategy": place[0], "devices": place[1], "precision": "32-true"}
+        module, data = Everything(dropout=0.0), loader(18, 4)
+        fit(folder, *moments, module=module, data=data, resume=resume, **options)
+        return end(folder, 0, place[1])
+
+    whole = run(tmp_path / "whole", before, "batch")
+    resumed = run(tmp_path / "resumed", after, resume=tmp_path / "whole" / "2-batch-0.ckpt")
+    for (_, a), (_, b) in zip(*(state["loops"]["loss_curve"] for state in (whole, resumed)), strict=True):
+        assert abs(a - b) < 1e-6
+    for name, value in whole["state_dict"].items():
+        assert float((value - resumed["state_dict"][name]).abs().max()) < 2e-6, name
+    states = [state["optimizer_states"][0]["state"] for state in (whole, resumed)]
+    for name, state in states[0].items():
+        for key, value in state.items():
+            other = torch.as_tensor(states[1][name][key])
+            assert float((torch.as_tensor(value) - other).abs().max()) < 1e-6, (name, key)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_resumed_in_mid_epoch_with_the_same_bits(stage: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": zero(stage), "devices": 2, "precision": "32-true"}
+    whole = fit(tmp_path / "whole", "batch", **options)
+    resumed = fit(tmp_path / "resumed", resume=whole / "4-batch-1.ckpt", **options)
+    assert_same(whole, resumed, 2, best=False)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+class Skips(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+def test_no_batch_is_skipped_where_backward_is_everybodys() -> None:
+    with pytest.raises(Exception, match=r"every rank takes part.*strategy\.stage=1"):
+        train(Skips, zero(2), 2, precision="32-true")
+
+
+def test_options_and_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**options: Any) -> str:
+        return " ".join(map(str, conflicts(Plan("zero", ZeroOptions(**options), world_size=2), ZERO)))
+
+    assert not found()
+    assert "strategy.stage=4" in found(stage=4)
+    assert "bucket_size=0" in found(bucket_size=0)
+    assert "persistence_threshold=-1" in found(persistence_threshold=-1)
+    monkeypatch.setattr(declared, "find_spec", lambda name: None)
+    assert found() == "strategy=zero needs DeepSpeed: pip install 'deepspeed>=0.19'"
