@@ -31,6 +31,32 @@ def _choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         raise ConfigurationError(f"{name}={value!r}: {hint}")
 
 
+_SLOWING = (
+    "logger",
+    "enable_checkpointing",
+    "enable_progress_bar",
+    "enable_model_summary",
+    "log_every_n_steps",
+    "num_sanity_val_steps",
+    "fast_dev_run",
+    "detect_anomaly",
+)
+
+
+def _check_barebones(a: dict[str, Any]) -> None:
+    """The bare loop is there to be measured: what would slow it down is refused where it is asked for by name."""
+    against = [f"{name}={a[name]!r}" for name in _SLOWING if a.get(name) not in (None, False, 0)]
+    callbacks = a.get("callbacks") or []
+    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+        if getattr(callback, "saves_checkpoints", False) or hasattr(callback, "print"):
+            against.append(f"the {type(callback).__name__} in callbacks")
+    if against:
+        raise ConfigurationError(
+            f"barebones=True trains without extras, which goes against {' and '.join(against)}: leave out"
+            f" {'that' if len(against) == 1 else 'these'}, or barebones."
+        )
+
+
 def check_arguments(a: dict[str, Any]) -> None:
     """Raise :class:`ConfigurationError` for the first of the Trainer's keyword arguments that cannot be meant."""
     _whole("max_epochs", a.get("max_epochs"), 0, unlimited=True)
@@ -68,6 +94,8 @@ def check_arguments(a: dict[str, Any]) -> None:
     fast = a.get("fast_dev_run", False)
     if not isinstance(fast, bool):
         _whole("fast_dev_run", fast, 0, none=False)
+    if a.get("barebones"):
+        _check_barebones(a)
     _choice("accelerator", a.get("accelerator", "auto"), ("auto", "cpu", "gpu", "cuda"))
     _choice("backend", a.get("backend"), (None, "gloo", "nccl"))
     seed = a.get("seed")

@@ -7,7 +7,6 @@ and callback states; every rank writes its predictions. The caller reads them wi
 from __future__ import annotations
 
 import io
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import torch
 
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.launch import Job, launch
+from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -26,11 +26,11 @@ def in_workers(trainer: Trainer, request: Request) -> Any:
     """Run ``request`` in ``trainer.num_devices`` new workers of this node and take over what they did."""
     for logger in trainer.loggers:
         _ = logger.log_dir  # a version is chosen once, here, not by every worker
-    with tempfile.TemporaryDirectory(prefix="drivetrain_") as folder:
+    with temporary_folder("results") as folder:
         launch(
             _work,
             # Python's random starts anew in a fork, and all generators do where a worker is none.
-            {"trainer": trainer, "request": request, "folder": folder, "random": {**rng.capture(), "cuda": []}},
+            {"trainer": trainer, "request": request, "folder": str(folder), "random": {**rng.capture(), "cuda": []}},
             workers=trainer.num_devices,
             num_nodes=trainer.num_nodes,
             node_rank=trainer.node_rank,
@@ -41,7 +41,7 @@ def in_workers(trainer: Trainer, request: Request) -> Any:
             timeout=trainer.timeout,
             start_timeout=trainer.start_timeout,
         )
-        return _take_over(trainer, request, Path(folder))
+        return _take_over(trainer, request, folder)
 
 
 def _work(job: Job, payload: dict[str, Any]) -> None:
@@ -71,6 +71,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
                 {
                     "current_epoch": trainer.current_epoch,
                     "global_step": trainer.global_step,
+                    "batches_seen": 0 if fit is None else fit.batches_seen,
                     "status": trainer.status,
                     "should_stop": trainer.should_stop,
                     "ckpt_path": trainer.ckpt_path,
@@ -100,7 +101,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         module.load_state_dict(state["weights"], strict=module.strict_loading)
     counters = from_safe(state["trainer"])
     trainer.fit_loop = None  # type: ignore[assignment]  # the loop ran elsewhere; its counters are taken over below
-    for name in ("current_epoch", "global_step"):
+    for name in ("current_epoch", "global_step", "batches_seen"):
         trainer._adopted[name] = counters.pop(name) if request.stage == "fit" else trainer._adopted.get(name, 0)
         counters.pop(name, None)
     fitted = counters.pop("fitted")

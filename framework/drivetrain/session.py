@@ -21,7 +21,7 @@ from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
-from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
+from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop, empty
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
@@ -221,7 +221,10 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
             source.agree_on_length(gather([source.full_length, source.length]))
     for source in found:
         if source.full_length == 0:
-            raise ConfigurationError(f"the {which} data is empty: its loader gives no batch.")
+            if which == "train":
+                raise ConfigurationError("the train data is empty: its loader gives no batch.")
+            if trainer.is_global_zero:
+                warnings.warn(empty(which, source, len(found)), stacklevel=2)
     return found
 
 
@@ -238,7 +241,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
     validation = sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
     trainer.val_check_batch = _validation_interval(trainer)
-    fit = trainer.fit_loop = FitLoop(trainer, training[0])
+    fit = trainer.fit_loop = FitLoop(trainer, training[0], **trainer._adopted)
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
@@ -247,6 +250,13 @@ def _fit(trainer: Trainer, request: Request) -> None:
     trainer.ckpt_path = None if path is None else str(path)
     if path is not None:
         snapshot.restore(trainer, snapshot.read(trainer, path))
+    elif fit.finished and trainer.is_global_zero:
+        warnings.warn(
+            f"this Trainer has trained {fit.epoch} epochs and {fit.global_step} steps and is at its limit"
+            f" (max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}): fit does nothing; raise the limit or"
+            " make a new Trainer.",
+            stacklevel=2,
+        )
     if not strategy.trains:
         strategy.serve()
         return

@@ -35,6 +35,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
         },
         "seconds": trainer.timing.summary(),
         "communication": {
+            **sent,  # what a strategy counts beside bytes and messages
             "bytes_sent": statistics.bytes_sent + sent.get("bytes_sent", 0),
             "bytes_dense": statistics.bytes_sent + sent.get("bytes_dense", 0),
             "messages": statistics.messages + sent.get("messages", 0),

@@ -278,7 +278,8 @@ class Trainer(TrainerState):
         weights_only: bool | None = None,
     ) -> None:
         """Train. Starts workers where the strategy needs them and none are there; afterwards the caller's module holds
-        the trained weights, and this object the counters and metrics.
+        the trained weights, and this object the counters and metrics. Called again it counts on from there, with new
+        optimizers, up to ``max_epochs`` and ``max_steps``, which may have been raised meanwhile.
 
         Args:
             train_dataloaders: a loader, or a data module in its place.
@@ -378,8 +379,13 @@ class Trainer(TrainerState):
         session.check(self, request)
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
-            self.loss_curve, self.timing = [], Timing()
-            self._adopted = {}
+            self.timing = Timing()
+            seen = self._adopted.get("batches_seen", 0) if self.fit_loop is None else self.fit_loop.batches_seen
+            self._adopted = {
+                "current_epoch": self.current_epoch,
+                "global_step": self.global_step,
+                "batches_seen": seen,
+            }
         if self.job is None and self.world_size > 1:
             return handover.in_workers(self, request)
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout)

@@ -49,8 +49,10 @@ def test_every_choice_composes_and_passes_the_check(request_of: Callable[..., Re
     assert {"strategy", "recipe", "model", "data", "optimizer", "scheduler", "precision", "callbacks"} <= set(choices)
     assert {"logger", "checkpoint", "launcher", "trainer"} <= set(choices)
     used = {group: [name for name in names if (group, name) not in REFUSED] for group, names in choices.items()}
-    compressors = used.pop("compression")
+    compressors, strategies = used.pop("compression"), used.pop("strategy")
     for turn in range(max(len(names) for names in used.values())):
         request_of([f"{group}={names[turn % len(names)]}" for group, names in used.items()])
+    for name in strategies:  # not every one takes every precision
+        request_of([f"strategy={name}"])
     for name in compressors:  # few strategies take them
         request_of([f"compression={name}", "strategy=ddp"])

@@ -16,8 +16,8 @@ from tests.runs import QUIET, loader
 class Slow(Callback):
     """Makes a moment last, and leaves a mark in ``folder`` when it begins."""
 
-    def __init__(self, folder: Path, moment: str, step: int, seconds: float = 0.15) -> None:
-        self.folder, self.moment, self.step, self.seconds = folder, moment, step, seconds
+    def __init__(self, folder: Path | str, moment: str, step: int, seconds: float = 0.15) -> None:
+        self.folder, self.moment, self.step, self.seconds = Path(folder), moment, step, seconds
 
     def _at(self, moment: str, trainer: Trainer) -> None:
         if moment == self.moment and trainer.global_step >= self.step:
@@ -37,9 +37,10 @@ def train(
     devices: int,
     *more: Callback,
     resume: str | None = None,
+    keep: int = 1,
     **options: Any,
 ) -> None:
-    """The run of ``tests.resume`` with a checkpoint every 2 steps, to its end."""
+    """The run of ``tests.resume`` with a checkpoint every 2 steps (``keep``: as ``save_top_k``), to its end."""
     settings: dict[str, Any] = {
         "max_epochs": 4,
         "accumulate_grad_batches": 2,
@@ -57,7 +58,7 @@ def train(
         callbacks=[
             *more,
             Save(folder),
-            ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, save_last=True, save_top_k=1),
+            ModelCheckpoint(folder / "checkpoints", every_n_train_steps=2, save_last=True, save_top_k=keep),
         ],
         **settings,
     )

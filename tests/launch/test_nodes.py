@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, destroy_process_group, init_process_group, launch
+from drivetrain.launch.temporary import remove_stale
 from tests.launch import programs
 
 
@@ -106,10 +107,7 @@ def test_death_of_the_first_launcher_ends_the_second(tmp_path: Path) -> None:
         os.kill(first.pid, signal.SIGKILL)
         second.join(6)
         assert second.exitcode == 1
-    for left in Path(os.environ["TMPDIR"]).glob("drivetrain-launch-*"):  # a killed launcher cannot clear its folder
-        for path in left.iterdir():
-            path.unlink()
-        left.rmdir()
+    remove_stale()  # a killed launcher cannot clear its folder; the next start does
 
 
 def test_absent_nodes_are_named() -> None:

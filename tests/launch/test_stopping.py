@@ -12,6 +12,7 @@ import pytest
 
 from drivetrain.errors import Interrupted
 from drivetrain.launch import Job, launch, pending
+from drivetrain.launch.temporary import remove_stale
 from tests.launch import programs
 
 
@@ -95,7 +96,4 @@ def test_workers_die_with_their_launcher(tmp_path: Path) -> None:
         workers = programs.descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         assert programs.all_gone(workers, 1.0)
-    for left in Path(os.environ["TMPDIR"]).glob("drivetrain-launch-*"):  # a killed launcher cannot clear its folder
-        for path in left.iterdir():
-            path.unlink()
-        left.rmdir()
+    remove_stale()  # a killed launcher cannot clear its folder; the next start does

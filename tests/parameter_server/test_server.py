@@ -54,8 +54,8 @@ def push(clock: int, gradient: float, version: int = 0, **more: Any) -> Message:
     return Message("push", {"groups": [{"lr": 1.0}], **fields}, [torch.tensor([gradient])])
 
 
-def apply() -> Message:
-    return Message("apply", {"groups": [{"lr": 1.0}], "factor": None, "bound": None})
+def apply(clock: int = 1, **more: Any) -> Message:
+    return Message("apply", {"clock": clock, "groups": [{"lr": 1.0}], "factor": None, "bound": None, **more})
 
 
 def test_a_push_that_comes_twice_counts_once() -> None:
@@ -68,6 +68,29 @@ def test_a_push_that_comes_twice_counts_once() -> None:
         client.send(0, Message("pull"))
         assert client.receive(0, "weights").tensors[0].tolist() == [1.5]
     assert server.version == 1
+
+
+def test_an_apply_that_comes_twice_steps_once() -> None:
+    with served(1, "sync") as (server, [client]):
+        client.send(0, push(1, 0.5))
+        client.send(0, apply(1))
+        client.receive(0, "weights")
+        client.send(0, apply(1))
+        client.send(0, push(2, 0.5))
+        client.send(0, Message("norm"))  # answered before the second step, unless the old word led to it
+        client.receive(0, "norm")
+        assert server.version == 1
+        client.send(0, apply(2))
+        assert client.receive(0, "weights").tensors[0].tolist() == [1.0]
+
+
+def test_a_step_that_the_workers_skip_leaves_all_as_it_was() -> None:
+    with served(1, "sync") as (server, [client]):
+        client.send(0, push(1, 0.5))
+        client.send(0, apply(1, skip=True))
+        answer = client.receive(0, "weights")
+        assert (answer.tensors[0].tolist(), answer.fields["stepped"]) == ([2.0], False)
+    assert server.version == 0
 
 
 def test_async_steps_at_once_and_counts_staleness() -> None:
@@ -103,6 +126,10 @@ def test_nobody_is_more_clocks_ahead_than_allowed() -> None:
         (lambda: push(1, 0.5, present=[]), "does not say which parameters"),
         (lambda: Message("push", {"clock": 1, "present": [True]}, [torch.zeros(3)]), "does not have this server's"),
         (lambda: Message("push", {"present": [True]}, []), "no whole number 'clock'"),
+        (lambda: push(1, 0.5, weight="heavy"), "the field 'weight' of a push message is no number"),
+        (lambda: Message("pull", {"clock": "noon"}), "no whole number 'clock'"),
+        (lambda: apply(groups=[3]), "a parameter group of a message has no settings"),
+        (lambda: apply(groups=[]), "does not have this optimizer's parameter groups"),
     ],
 )
 def test_what_makes_no_sense_is_refused(message: Callable[[], Message], why: str) -> None:

@@ -49,6 +49,10 @@ def header(**changes: Any) -> bytes:
         [header(tensors=[["float32", [True]]]), b"1234"],
         [header(tensors=[["float32", [2**62, 2**62]]]), b"12345678"],
         [header(tensors=["float32"]), b"12345678"],
+        [header(tensors=[["float32", [0, 2**70]]]), b""],
+        [header(tensors=[["float32", [0, 2**62, 2**62]]]), b""],
+        [header(tensors=[["float32", [0] * 65]]), b""],
+        [b"[" * 100_000],
     ],
 )
 def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:

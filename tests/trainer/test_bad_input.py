@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,18 +123,38 @@ def test_data_that_cannot_be_trained_on(data: Any, said: str) -> None:
         train(data=data, max_epochs=1)
 
 
+class EmptyStream(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
 def test_an_empty_stream_is_told() -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter(())
-
     with pytest.raises(DrivetrainError, match="the train data is empty"):
-        train(data=DataLoader(Stream()), max_epochs=3)
+        train(data=DataLoader(EmptyStream()), max_epochs=3)
 
 
-def test_empty_data_for_an_evaluation() -> None:
-    with pytest.raises(ConfigurationError, match="the test data is empty"):
-        Trainer(**QUIET).test(Classifier(), [], verbose=False)
+@pytest.mark.parametrize("data", [[], DataLoader(EmptyStream())], ids=["sized", "stream"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_empty_data_for_an_evaluation(devices: int, data: Any) -> None:
+    class Told(Classifier):
+        """Looks at the end whether the first rank was warned, once."""
+
+        def __init__(self, caught: list[warnings.WarningMessage]) -> None:
+            super().__init__()
+            self.caught = caught
+
+        def teardown(self, stage: str) -> None:
+            told = [str(w.message) for w in self.caught if "data is empty" in str(w.message)]
+            assert len(told) == (self.trainer.global_rank == 0), told
+            self.caught.clear()
+
+    options: dict[str, Any] = {"strategy": "ddp" if devices > 1 else "single", "devices": devices, "max_epochs": 2}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = Trainer(**QUIET, **options, precision="64-true")
+        trainer.fit(Told(caught), loader(), data)
+        assert trainer.global_step == 14
+        assert trainer.test(Told(caught), data, verbose=False) == [{}]
 
 
 @pytest.mark.parametrize("callback", ["early_stopping", "model_checkpoint"])

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.runs import QUIET, Classifier, dataset, loader, train
 
 
@@ -279,6 +280,26 @@ def test_barebones_runs_without_extras(tmp_path: Path) -> None:
     trainer.fit(module, loader(), loader(23, 5))
     assert module.counts == {"train": 7, "val": 5, "sanity": 0, "test": 0, "predict": 0}
     assert trainer.callbacks == [] and trainer.loggers == [] and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"logger": True}, "against logger=True: leave out that"),
+        ({"enable_checkpointing": True}, "enable_checkpointing=True"),
+        ({"enable_progress_bar": True}, "enable_progress_bar=True"),
+        ({"enable_model_summary": True}, "enable_model_summary=True"),
+        ({"log_every_n_steps": 10}, "log_every_n_steps=10"),
+        ({"num_sanity_val_steps": 2}, "num_sanity_val_steps=2"),
+        ({"fast_dev_run": True}, "fast_dev_run=True"),
+        ({"detect_anomaly": True}, "detect_anomaly=True"),
+        ({"callbacks": ModelCheckpoint()}, "against the ModelCheckpoint in callbacks"),
+        ({"logger": True, "fast_dev_run": 2}, "logger=True and fast_dev_run=2: leave out these"),
+    ],
+)
+def test_barebones_refuses_extras(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Trainer(accelerator="cpu", barebones=True, **options)
 
 
 # -- losses that are not finite ---------------------------------------------------------------------------------

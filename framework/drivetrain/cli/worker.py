@@ -219,6 +219,8 @@ def _trainer(config: Mapping[str, Any], folder: Path) -> Trainer:
 
     options = dict(config["trainer"])
     bare = options["barebones"]
+    if bare:  # the config has a value for everything: what it says of extras is not a wish for them
+        options.update(log_every_n_steps=None, num_sanity_val_steps=None)
     return Trainer(
         **options,
         strategy=config["strategy"],
@@ -232,7 +234,7 @@ def _trainer(config: Mapping[str, Any], folder: Path) -> Trainer:
         default_root_dir=folder,
         # Named in the config where they are wanted: the Trainer adds none of its own.
         enable_checkpointing=bool(config.get("checkpoint")) and not bare,
-        enable_progress_bar="progress_bar" in (config.get("callbacks") or {}),
+        enable_progress_bar="progress_bar" in (config.get("callbacks") or {}) and not bare,
         enable_model_summary=False,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
 from drivetrain.launch import start_method as start_methods
 from drivetrain.launch.job import Job
+from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from drivetrain.launch.agent import Agent, Stop
@@ -106,7 +106,7 @@ def launch(
     with ExitStack() as restored:
         restored.enter_context(_environment())
         restored.enter_context(_quiet_elastic(log_dir))
-        folder = restored.enter_context(_temporary_folder())
+        folder = restored.enter_context(temporary_folder("launch"))
         if method == "forkserver":
             restored.enter_context(_own_forkserver(folder))
         restored.enter_context(_noted_signals(stop))
@@ -228,15 +228,6 @@ def _environment() -> Iterator[None]:
         for name, value in before.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
-
-
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="drivetrain-launch-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,12 @@ def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[
     return arguments
 
 
+def empty(which: str, source: BatchSource, loaders: int) -> str:
+    """What to say of a loader of ``which`` that has no batch; whoever waits for its metrics waits in vain."""
+    number = f"number {source.index} " if loaders > 1 else ""
+    return f"the {which} data is empty: its loader {number}gives no batch, so nothing comes of it."
+
+
 class EvaluateLoop:
     """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
 
@@ -59,6 +66,7 @@ class EvaluateLoop:
         self.metrics.several_loaders = len(sources) > 1
         self.results: list[dict[str, float]] = []
         self._passes = 0
+        self._told: set[int] = set()
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""
@@ -92,7 +100,9 @@ class EvaluateLoop:
         step = getattr(trainer.lightning_module, f"{stage}_step")
         arguments = step_arguments(step, len(self.sources) > 1)
         loader = (source.index,) if len(self.sources) > 1 else ()
+        found = False
         for micro in source:
+            found = True
             if limit is not None and micro.index >= limit:
                 break
             # Where each rank's forward pass waits for the others', none may leave before the end.
@@ -111,6 +121,10 @@ class EvaluateLoop:
 
             output = strategy.evaluation_step(call, batch)
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
+        # Only now is it known of a stream. The first rank has a part of every batch that there is.
+        if not found and source.length > 0 and trainer.is_global_zero and source.index not in self._told:
+            self._told.add(source.index)
+            warnings.warn(empty(stage, source, len(self.sources)), stacklevel=2)
 
     def _reduce(self) -> None:
         """The epoch's metrics over all ranks, and the values logged by batch, each where it belongs."""

@@ -10,11 +10,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
+from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import Abandoned, takes
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
@@ -44,7 +46,14 @@ class FitLoop:
         batches_seen: micro-batches of all epochs.
     """
 
-    def __init__(self, trainer: Trainer, source: BatchSource) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        source: BatchSource,
+        current_epoch: int = 0,
+        global_step: int = 0,
+        batches_seen: int = 0,
+    ) -> None:
         self.trainer = trainer
         self.source = source
         self.module = trainer.lightning_module
@@ -53,14 +62,14 @@ class FitLoop:
         self.metrics = trainer.metrics
         self.timing = trainer.timing
         self.boundary = Boundary(trainer)
-        self.epoch = 0
+        self.epoch = current_epoch
         self.batch = 0
-        self.global_step = 0
+        self.global_step = global_step
         self.validated = False
         self.ended = False
-        self.logged = 0
+        self.logged = global_step
         self.between_steps = True
-        self.batches_seen = 0
+        self.batches_seen = batches_seen
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
@@ -83,6 +92,7 @@ class FitLoop:
         self._default_step = not self.hooks.module_has("optimizer_step")
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
         self._closures = False
+        self._early_end: EarlyEnd | None = None
 
     def use(self, optimizers: list[Optimizer]) -> None:
         """Take the optimizers that the strategy built."""
@@ -102,18 +112,30 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
-        if self._done():
+        # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
+        if self._done() and not (self._unfinished() and self.is_last_batch):
             return
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
         self.module.train()
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
-        while self._unfinished() or not self._done():
-            self._epoch()
+        if hooks.module_has("on_train_batch_start") and dist.is_initialized() and not self.boundary.alone:
+            self._early_end = EarlyEnd(trainer)
+        try:
+            while self._unfinished() or not self._done():
+                self._epoch()
+        finally:
+            if self._early_end is not None:
+                self._early_end.close()
         self.timing.total += perf_counter() - self.timing.started
         trainer.training = True
         hooks("on_train_end")
+
+    @property
+    def finished(self) -> bool:
+        """Whether an earlier call of ``fit`` has come to the limits already."""
+        return self.global_step > 0 and self._done()
 
     def _unfinished(self) -> bool:
         """Whether a run was resumed within an epoch, of which at least the end is to be done, also at the end."""
@@ -259,9 +281,14 @@ class FitLoop:
             step = MicroStep(self, micro, batch, micro.weight / total, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            if "on_train_batch_start" in hooks.active and hooks("on_train_batch_start", batch, step.index) == -1:
-                self._drop_gradients(steps)
-                raise EndEpoch
+            if "on_train_batch_start" in hooks.active:
+                if hooks("on_train_batch_start", batch, step.index) == -1:
+                    self._drop_gradients(steps)
+                    if self._early_end is not None:
+                        self._early_end.agree(self.epoch, step.index)
+                    raise EndEpoch
+                if self._early_end is not None:
+                    self._early_end.passed = (self.epoch, step.index)
             if self.timing.on:
                 self.clock = perf_counter()
             hooks.current = "optimizer_step"

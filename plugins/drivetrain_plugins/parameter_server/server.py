@@ -116,11 +116,13 @@ class Server:
 
     def _weights(self, who: bytes) -> None:
         flats = self.layout.flatten({name: p.detach() for name, p in self.parameters.items()})
-        self._send(who, Message("weights", {"version": self.version, "stepped": self.stepping}, flats))
+        fields = {"version": self.version, "stepped": self.stepping, "staleness": self.staleness}
+        self._send(who, Message("weights", fields, flats))
 
     # -- messages -----------------------------------------------------------------------------------------------
     def _pull(self, who: bytes, rank: int, message: Message) -> None:
-        self.clocks[rank] = message.fields.get("clock", self.clocks[rank])
+        if "clock" in message.fields:
+            self.clocks[rank] = message.number("clock")
         self._weights(who)
 
     def _done(self, who: bytes, rank: int, message: Message) -> None:
@@ -136,6 +138,7 @@ class Server:
             raise WireError("a push does not say which parameters it has gradients for")
         if self.optimizer is None:
             raise WireError("nothing is trained in this stage")
+        message.amount("weight")  # refused now where it is none, not when all are averaged
         if self.mode == "async":
             self._push_now(who, rank, clock, message)
             return
@@ -156,14 +159,18 @@ class Server:
             self._send(who, Message("norm", {"square": self.square}))
 
     def _apply(self, who: bytes, rank: int, message: Message) -> None:
+        if message.number("clock") <= self.clocks[rank]:  # it came twice
+            return
+        self._check_groups(message)
         self.applies[rank] = message
         self.waiting[rank] = (who, "weights")
         if len(self.applies) < self.workers or len(self.pushes) < self.workers:
             return
         first = self.applies[0]
+        self.stepping = self.stepping and not any(one.fields.get("skip") for one in self.applies.values())
         if self.stepping:
             self._clip(first.fields.get("factor"), first.fields.get("bound"))
-            self._step(first.fields.get("groups"))
+            self._step(first)
         for other, push in self.pushes.items():
             self.clocks[other] = push.number("clock")
         self.pushes.clear()
@@ -188,7 +195,7 @@ class Server:
         pushes = [self.pushes[rank] for rank in range(self.workers)]
         self.stepping = any(push.fields.get("contributed") for push in pushes)
         sums = [torch.stack(flats).sum(0) for flats in zip(*(push.tensors for push in pushes), strict=True)]
-        weight = sum(float(push.fields.get("weight") or 0.0) for push in pushes)
+        weight = sum(push.amount("weight") for push in pushes)
         present = [any(flags) for flags in zip(*(push.fields["present"] for push in pushes), strict=True)]
         views = self.layout.split([flat.div_(weight or self.workers) for flat in sums])
         self._set_gradients(views, present)
@@ -205,12 +212,15 @@ class Server:
             self._weights(who)
             return
         stale = self.version - message.number("version")
+        if stale < 0:
+            raise WireError("a push was computed with weights that there are not yet")
+        self._check_groups(message)
         pushes, total, largest = self.staleness
         self.staleness = [pushes + 1, total + stale, max(largest, stale)]
         self.clocks[rank] = clock
         if message.fields.get("contributed"):
             self._set_gradients(self.layout.split(message.tensors), message.fields["present"])
-            self._step(message.fields.get("groups"))
+            self._step(message)
         self.waiting[rank] = (who, "weights")
         self._release()
 
@@ -232,11 +242,16 @@ class Server:
                 if isinstance(bound, float):
                     p.grad.clamp_(-bound, bound)
 
-    def _step(self, groups: Any) -> None:
-        assert self.optimizer is not None
-        if not isinstance(groups, list) or len(groups) != len(self.optimizer.param_groups):
+    def _check_groups(self, message: Message) -> None:
+        groups = message.fields.get("groups")
+        if self.optimizer is None or not isinstance(groups, list) or len(groups) != len(self.optimizer.param_groups):
             raise WireError("a message does not have this optimizer's parameter groups")
-        for group, values in zip(self.optimizer.param_groups, groups, strict=True):
+        if not all(isinstance(group, dict) for group in groups):
+            raise WireError("a parameter group of a message has no settings")
+
+    def _step(self, message: Message) -> None:
+        assert self.optimizer is not None
+        for group, values in zip(self.optimizer.param_groups, message.fields["groups"], strict=True):
             group.update({key: _as_before(value, group.get(key)) for key, value in values.items() if key != "params"})
         self.optimizer.step()
         self.version += 1

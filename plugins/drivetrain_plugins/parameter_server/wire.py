@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 HEADER_LIMIT = 2**24  # bytes
+DIMENSIONS, ELEMENTS = 64, 2**48  # of one tensor
 _NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 DTYPES = {name: getattr(torch, name) for name in _NAMES}
 
@@ -38,6 +39,15 @@ class Message:
         if isinstance(value, bool) or not isinstance(value, int):
             raise WireError(f"a {self.kind} message has no whole number {name!r}")
         return value
+
+    def amount(self, name: str) -> float:
+        """The number ``name`` of the fields, 0 where there is none."""
+        value = self.fields.get(name)
+        if value is None:
+            return 0.0
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise WireError(f"the field {name!r} of a {self.kind} message is no number")
+        return float(value)
 
 
 def encode(message: Message) -> list[Any]:
@@ -64,7 +74,7 @@ def decode(frames: Sequence[Any]) -> Message:
         raise WireError(f"a header has {head.nbytes} bytes, more than {HEADER_LIMIT}")
     try:
         header = json.loads(bytes(head))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested without end
         raise WireError(f"a header is not JSON ({error})") from error
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
         raise WireError("a header names no kind of message")
@@ -82,6 +92,9 @@ def _tensor(kind: Any, body: memoryview) -> Tensor:
     dtype, shape = DTYPES[kind[0]], kind[1]
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in shape):
         raise WireError(f"a tensor has the shape {str(shape)[:100]}")
+    # With a size of zero among them the others may be anything and the bytes still match.
+    if len(shape) > DIMENSIONS or prod(max(size, 1) for size in shape) > ELEMENTS:
+        raise WireError(f"a tensor has the shape {str(shape)[:100]}, which is beyond all bounds")
     wanted = prod(shape) * dtype.itemsize
     if body.nbytes != wanted:
         raise WireError(f"a tensor of {kind[0]} {shape} has {body.nbytes} bytes instead of {wanted}")

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import Interrupted, TrainingError
 from drivetrain.launch import Job, signals
-from drivetrain.launch.rendezvous import job_store
 from drivetrain.named_optimizer import named_state, parameter_names
-from drivetrain.strategy import Shard, Strategy
+from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.parameter_server.board import Board
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener, address_of_this_host
 from drivetrain_plugins.parameter_server.layout import Layout, divide
@@ -42,6 +42,7 @@ class ParameterServer(Strategy):
     held: list[list[str]]  # names of each server's parameters
     clock = 0  # pushes of this worker
     version: tuple[int, ...] = (0,)  # of the weights this worker has, by server
+    staleness: list[list[int]] = []  # pushes, sum and largest, by server, as last heard
     stages = 0  # that were opened
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
@@ -69,7 +70,7 @@ class ParameterServer(Strategy):
         serves = self.serves
         self.stages += 1
         encrypt = job.num_nodes > 1 if self.options.encrypt is None else self.options.encrypt
-        store = _Board(job, self.stages)
+        store = Board(job, self.stages)
         keys = Keys.new() if encrypt else None
         if keys is not None and self.trains:
             store.set(f"key of worker {job.rank}", keys.public.decode())
@@ -145,13 +146,16 @@ class ParameterServer(Strategy):
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedules: the servers step
         self.clip = None
         if self.options.mode == "async":
-            before_step()
-            return self._push_async(optimizer)
+            return self._push_async(optimizer, before_step)
         self.clock += 1
         assert self.client is not None
         for number in range(self.count):
             self.client.send(number, self._gradients(number))
-        before_step()
+        skip = False
+        try:
+            before_step()
+        except SkipStep:  # on every worker alike: the servers wait for a word all the same
+            skip = True
         factor = bound = None
         if self.clip is not None:
             algorithm, value = self.clip
@@ -159,12 +163,20 @@ class ParameterServer(Strategy):
                 bound = float(value)
             else:
                 factor = min(1.0, value / (self._norm() + 1e-6))
-        fields = {"factor": factor, "bound": bound, "groups": plain_groups(optimizer)}
+        groups = plain_groups(optimizer)
+        fields = {"clock": self.clock, "skip": skip, "factor": factor, "bound": bound, "groups": groups}
         answers = self._ask(lambda number: Message("apply", dict(fields)), "weights")
         self._take(answers)
         return bool(answers[0].fields.get("stepped"))
 
-    def _push_async(self, optimizer: Optimizer) -> bool:
+    def _push_async(self, optimizer: Optimizer, before_step: Callable[[], None]) -> bool:
+        """A step on this worker's clock. It counts where this worker had nothing to give, too: schedules, log
+        boundaries and ends of epochs are found by counting steps, and must fall together on all workers."""
+        try:
+            if self.contributed:
+                before_step()
+        except SkipStep:
+            self.contributed = False
         if self.weight:
             self.scale_gradients(optimizer, self.data.size / self.weight)
         if self.clip is not None:
@@ -177,7 +189,7 @@ class ParameterServer(Strategy):
             return message
 
         self._take(self._ask(push, "weights"))
-        return self.contributed
+        return True
 
     def _gradients(self, number: int) -> Message:
         layout = self.layouts[number]
@@ -222,22 +234,27 @@ class ParameterServer(Strategy):
                 for name, value in layout.split(answer.tensors).items():
                     self.parameters[name].copy_(value)
         self.version = tuple(answer.number("version") for answer in answers)
+        self.staleness = [answer.fields["staleness"] for answer in answers]
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """Every worker holds the servers' weights, and the mean of the running statistics (BatchNorm)."""
         if self.trains and self.fits and self.client is not None:
-            if self.options.mode == "async":
-                self.communicator.barrier()
-                self._take(self._ask(lambda number: Message("pull"), "weights"))
-                self.communicator.barrier()  # nobody pushes again before all have pulled the same
+            self._pull_together()
             if self._average_buffers and self.module.training:
                 with torch.no_grad():
                     for buffer in self.module.buffers():
                         if buffer.is_floating_point():
                             buffer.copy_(self.communicator.all_reduce(buffer.detach().clone()) / self.data.size)
         yield
+
+    def _pull_together(self) -> None:
+        """``async``: all workers' pushes come first, then all pull the same; in ``sync`` they hold it already."""
+        if self.options.mode == "async":
+            self.communicator.barrier()
+            self._take(self._ask(lambda number: Message("pull"), "weights"))
+            self.communicator.barrier()  # nobody pushes again before all have pulled
 
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
         packed = [named_state(self.module, optimizer) for optimizer in optimizers]
@@ -258,6 +275,8 @@ class ParameterServer(Strategy):
         if self.server is not None and self.fits:
             weights = {name: p.detach() for name, p in self.parameters.items()}
             self.server.load(weights, saved[0]["state"] if saved else None)
+        if self.options.embedded and self.fits:
+            self.communicator.barrier()  # nobody may push before the server beside the first worker has taken it up
 
     def own_state(self) -> dict[str, Any]:
         return {"clock": self.clock}
@@ -270,9 +289,26 @@ class ParameterServer(Strategy):
         for end in (self.client, self.server):
             if end is not None:
                 sent, messages = sent + end.bytes_sent, messages + end.messages
-        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages}
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages, **self._staleness()}
+
+    def _staleness(self) -> dict[str, Any]:
+        """Of all workers' pushes, over all servers: optimizer steps between the weights that a gradient was computed
+        with and those it was applied to."""
+        if self.options.mode != "async" or not self.staleness:
+            return {}
+        pushes, total = (sum(one[i] for one in self.staleness) for i in (0, 1))
+        largest = max(one[2] for one in self.staleness)
+        # Every push has a part for each server.
+        return {
+            "pushes": pushes // self.count,
+            "staleness_mean": total / pushes if pushes else 0.0,
+            "staleness_max": largest,
+        }
 
     def finish(self) -> None:
+        """What the servers end with is what the caller's module gets; after this they are gone."""
+        if self.fits:
+            self._pull_together()
         self._shut()
 
     def close(self, error: BaseException | None = None) -> None:
@@ -293,26 +329,6 @@ class ParameterServer(Strategy):
             if end is not None:
                 end.close()
         self.client = self.listener = self.server = self.thread = None
-
-
-class _Board:
-    """Where ranks leave each other words: the job's store, or a dict where there is one rank."""
-
-    def __init__(self, job: Job, stage: int) -> None:
-        self.alone: dict[str, str] | None = {} if job.world_size == 1 else None
-        self.prefix = f"parameter_server/{stage}/"
-
-    def set(self, key: str, value: str) -> None:
-        if self.alone is not None:
-            self.alone[key] = value
-        else:
-            job_store().set(self.prefix + key, value)
-
-    def get(self, key: str) -> str:
-        """The word at ``key``, once it is there."""
-        if self.alone is not None:
-            return self.alone[key]
-        return str(job_store().get(self.prefix + key).decode())
 
 
 def plain_groups(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -1,0 +1,58 @@
+"""What a killed launcher left behind is removed by the next start; what is in use is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from drivetrain.launch.temporary import temporary_folder
+from tests.faults.programs import Slow, train
+from tests.launch.programs import all_gone, descendants, forked, wait_for
+from tests.runs import Classifier
+from tests.runs import train as fit
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "temporary"
+    made.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(made))
+    return made
+
+
+def test_a_killed_launcher_is_cleared_after(tmp_path: Path, place: Path) -> None:
+    with forked(train, tmp_path, "ddp", 2, Slow(tmp_path, "train", 1)) as process:
+        assert process.pid is not None
+        wait_for(tmp_path / "reached_0", tmp_path / "reached_1")
+        below = descendants(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert all_gone(below, 3.0)
+    assert {path.name.split("-")[1] for path in place.glob("drivetrain-*")} == {"launch", "results"}
+    fit(Classifier, "ddp", 2, max_epochs=1)
+    assert not list(place.glob("drivetrain-*"))
+
+
+def test_what_is_in_use_stays(place: Path) -> None:
+    def hold(until: Path) -> None:
+        with temporary_folder("held") as folder:
+            (folder / "mine").touch()
+            wait_for(until)
+
+    stranger = place / "drivetrain-of-somebody"
+    stranger.mkdir()
+    with forked(hold, place / "enough") as process:
+        wait_for(place)
+        while not (held := list(place.glob("drivetrain-held-*/mine"))):
+            assert process.is_alive()
+        with temporary_folder("other") as folder:
+            assert folder.is_dir() and held[0].exists()
+        assert not folder.exists()
+        (place / "enough").touch()
+        process.join()
+        assert process.exitcode == 0
+    assert list(place.glob("drivetrain-*")) == [stranger]

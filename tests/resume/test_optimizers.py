@@ -1,0 +1,88 @@
+"""Optimizers and scalers with a memory of their own go on from a checkpoint with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from drivetrain import TrainModule, checkpoint
+from tests.resume.runs import Everything, assert_same, end, fit
+from tests.runs import Classifier, Gan
+
+
+class Lbfgs(Classifier):
+    """A history of curvature and a line search that calls the closure again."""
+
+    def __init__(self) -> None:
+        super().__init__("lbfgs")
+
+
+class Overflowing(Everything):
+    """The gradient of batch ``at`` of the first epoch is infinite on the last rank, or on the only one."""
+
+    def __init__(self, at: int = 3) -> None:
+        super().__init__()
+        self.at = at
+        self.first: nn.Linear = next(layer for layer in self.modules() if isinstance(layer, nn.Linear))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        here = self.trainer.global_rank == self.trainer.world_size - 1
+        if here and self.trainer.current_epoch == 0 and batch_idx == self.at:
+            weights = self.first.weight.sum()
+            loss = loss + (weights - weights.detach()) * 1e36  # finite until it is scaled
+        return loss
+
+
+def _stopped_and_resumed(
+    folder: Path, make: Callable[[], TrainModule], steps: tuple[int, ...], options: dict[str, Any]
+) -> Path:
+    """The whole run, saved after each of ``steps`` and gone on from there; its folder."""
+    workers = options["devices"]
+    options = {"validation": False, **options}
+    whole = fit(folder / "whole", "batch", module=make(), **options)
+    for step in steps:
+        (saved,) = whole.glob(f"{step}-batch-*.ckpt")
+        resumed = fit(folder / str(step), module=make(), resume=saved, **options)
+        assert_same(whole, resumed, workers, best=False)
+    return whole
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ring", 2)])
+def test_lbfgs(strategy: str, devices: int, tmp_path: Path) -> None:
+    options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}
+    whole = _stopped_and_resumed(tmp_path, Lbfgs, (1, 4, 7), options)
+    (state,) = checkpoint.load(whole / "7-batch-1.ckpt", world_size=devices).shared["optimizer_states"]
+    assert "old_dirs" in str(state)  # else nothing of the history was there to be lost
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
+def test_two_toggled_optimizers(strategy: str, devices: int, tmp_path: Path) -> None:
+    options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}
+    whole = _stopped_and_resumed(tmp_path, Gan, (2, 5, 8), options)
+    assert len(end(whole, 0, devices)["optimizer_states"]) == 2
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
+def test_a_loss_scale_after_an_overflow(strategy: str, devices: int, tmp_path: Path) -> None:
+    options = {
+        "strategy": strategy,
+        "devices": devices,
+        "validation": True,
+        "accumulate_grad_batches": 1,
+        "precision": "16-mixed",
+        "loss_scale": "dynamic",
+    }
+    whole = _stopped_and_resumed(tmp_path, Overflowing, (2, 4, 6), options)
+    before, after = (
+        checkpoint.load(path, world_size=devices).shared["precision"]["scaler"]["scale"]
+        for step in (2, 4)
+        for path in whole.glob(f"{step}-batch-*.ckpt")
+    )
+    assert after == before / 2  # the overflow lies between them
+    assert end(whole, 0, devices)["precision"]["scaler"]["scale"] == after

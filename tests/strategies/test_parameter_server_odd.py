@@ -1,0 +1,88 @@
+"""What a parameter server does with skipped steps, on some workers or all, and what it says of staleness."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from drivetrain import Callback, Trainer
+from tests.runs import Classifier, difference, train
+
+
+def server(**options: Any) -> dict[str, Any]:
+    return {"name": "parameter_server", **options}
+
+
+class OneRankSkips(Classifier):
+    """The last worker has no loss in batch 1."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        strategy = self.trainer.strategy
+        if batch_idx == 1 and strategy.data.rank == strategy.data.size - 1:
+            return None
+        return super().training_step(batch, batch_idx)
+
+
+class Explodes(Classifier):
+    """A finite loss whose gradient is not, in batch 2."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 2:
+            zero = (self.net[0].bias * 0.0).sum()
+            return loss + zero.abs().sqrt()  # the derivative of the root at zero is infinite, times 0
+        return loss
+
+
+@pytest.mark.parametrize("options", [{}, {"embedded": True}], ids=str)
+@pytest.mark.filterwarnings("ignore:step")
+def test_a_step_that_is_not_finite_is_skipped_as_single_does(options: dict[str, Any]) -> None:
+    settings = {"nonfinite": "skip", "gradient_clip_val": 0.5, "max_epochs": 2}
+    reference, run = train(Explodes, **settings), train(Explodes, server(**options), 2, **settings)
+    assert reference.steps == 12  # of 14
+    assert difference(reference, run)["weights"] < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore:step")
+@pytest.mark.parametrize("make", [OneRankSkips, Explodes])
+def test_async_workers_stay_together_where_one_skips(make: Any) -> None:
+    """Epochs, log boundaries and schedules are counted in steps, which must be as many on all workers."""
+    run = train(make, server(mode="async", embedded=True), 2, nonfinite="skip", log_every_n_steps=2)
+    assert run.steps == train().steps
+    assert all(torch.isfinite(value).all() for value in run.weights.values())
+
+
+class Tells(Callback):
+    """What each worker ends with: its traffic, and the sum of its weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def teardown(self, trainer: Trainer, module: Any, stage: str) -> None:
+        if trainer.strategy.trains:
+            total = sum(p.detach().double().sum().item() for p in module.parameters())
+            told = {"traffic": trainer.strategy.traffic(), "steps": trainer.global_step, "weights": total}
+            (self.folder / f"{trainer.global_rank}.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_all_async_workers_end_with_the_servers_weights_and_know_the_staleness(servers: int, tmp_path: Path) -> None:
+    run = train(Classifier, server(mode="async", servers=servers), 4, max_epochs=3, callbacks=[Tells(tmp_path)])
+    workers = 4 - servers
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(workers)]
+    total = sum(value.double().sum().item() for value in run.weights.values())
+    for one in told:
+        assert one["weights"] == pytest.approx(total, abs=1e-12)
+        assert one["traffic"]["pushes"] == workers * one["steps"]
+        # On average the other workers have stepped once each between a pull and the push that follows.
+        assert 0.0 < one["traffic"]["staleness_mean"] <= one["traffic"]["staleness_max"]
+
+
+def test_a_lone_worker_is_never_stale() -> None:
+    run = train(Classifier, server(mode="async", embedded=True), 1, max_epochs=1)
+    told = run.trainer.run_summary()["communication"]
+    assert (told["pushes"], told["staleness_mean"], told["staleness_max"]) == (run.steps, 0.0, 0)
