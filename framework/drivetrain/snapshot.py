@@ -102,6 +102,8 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
             given = Path(spec)
             if given.is_dir() and (given / "checkpoints").is_dir():  # a run's folder
                 spec, folder = "last", given / "checkpoints"
+            elif given.is_dir() and store.ordered(given):  # a folder of checkpoints
+                spec, folder = "last", given
             path = store.resolve(spec, folder, best)
             found = [None if path is None else str(path), None]
         except CheckpointError as error:
