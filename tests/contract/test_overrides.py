@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+import torch._dynamo  # the implementations import it, which sets a variable and makes a folder  # noqa: F401
+
 from drivetrain.strategy import Strategy
 from drivetrain.support import declarations
 
