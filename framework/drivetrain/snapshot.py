@@ -72,7 +72,8 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
 
 def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
     """Save the run at ``path`` (a directory); every training rank calls it between the same two steps."""
-    with trainer.consensus():
+    # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
+    with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
         return store.save(
             path,
