@@ -113,4 +113,3 @@ GOSSIP = Declaration(
     ),
     check=check_gossip,
 )
-DECENTRALIZED = replace(GOSSIP, name="decentralized")
