@@ -31,7 +31,7 @@ from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, show
-from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
+from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
 
@@ -86,6 +86,11 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _say(error, error.exit_code)
     except COMPOSITION_ERRORS as error:
         return _refuse(command, explain(error, command.overrides, args.config_dir))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        where = "the run folder" if error.filename is None else error.filename
+        return _say(f"{where} cannot be written: {error.strerror}; free space or choose hydra.run.dir=FOLDER", 1)
     except KeyboardInterrupt:
         return 130
 

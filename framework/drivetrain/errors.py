@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where nothing more can be written
 
 
 class DrivetrainError(Exception):

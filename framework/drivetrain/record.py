@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -87,6 +88,14 @@ def write(folder: Path, record: Mapping[str, Any]) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return folder / FILE
+
+
+def write_if_possible(folder: Path, record: Mapping[str, Any]) -> None:
+    """:func:`write` while an error is on its way that must not be hidden by one of the disk."""
+    try:
+        write(folder, record)
+    except OSError as error:
+        print(f"warning: {folder / FILE} cannot be written: {error.strerror}", file=sys.stderr)
 
 
 def read(path: Path) -> dict[str, Any]:

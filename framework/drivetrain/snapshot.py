@@ -72,7 +72,8 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
 
 def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
     """Save the run at ``path`` (a directory); every training rank calls it between the same two steps."""
-    with trainer.consensus():
+    # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
+    with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
         return store.save(
             path,
@@ -102,6 +103,8 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
             given = Path(spec)
             if given.is_dir() and (given / "checkpoints").is_dir():  # a run's folder
                 spec, folder = "last", given / "checkpoints"
+            elif given.is_dir() and store.ordered(given):  # a folder of checkpoints
+                spec, folder = "last", given
             path = store.resolve(spec, folder, best)
             found = [None if path is None else str(path), None]
         except CheckpointError as error:

@@ -451,7 +451,7 @@ class Trainer(TrainerState):
     def full_weights(self) -> dict[str, torch.Tensor]:
         """The model's whole weights by name, as they are validated and saved, however the strategy holds them. Every
         training rank calls it at the same point; complete on the first rank."""
-        with self.consensus():
+        with torch.inference_mode(False), torch.no_grad(), self.consensus():
             held = self.strategy.state_dict([])["module"]
             return {name: _whole(tensor.detach()) for name, tensor in held.items()}
 

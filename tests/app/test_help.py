@@ -34,7 +34,10 @@ def test_help_names_every_choice_and_key(strangers: None, capsys: pytest.Capture
             if group != "hydra":
                 for choice in loader().get_group_options(group):
                     assert choice in text
-    listed = next(line for line in text.splitlines() if line.startswith("  strategy "))
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  strategy "))
+    after = next(number for number in range(first + 1, len(lines)) if not lines[number].startswith("     "))
+    listed = " ".join(lines[first:after])
     assert {"mine", "picky", "ring", "single"} <= set(listed.replace(",", " ").split())
     for key in JobOptions.__dataclass_fields__:
         assert f"  {key}=" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,51 @@ def test_what_an_optimizer_refuses_is_one_sentence(
     assert reason in told
     assert "Traceback" not in told
     assert run_of("refused")["status"] == "failed"
+
+
+def test_what_a_scheduler_refuses_is_known_before_the_first_epoch(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scheduled = ["strategy=single", "logger=none", "callbacks=none", "hydra.run.dir=refused"]
+    for word in ("scheduler=cosine scheduler.T_max=zero", "scheduler=cosine scheduler.T_max=0", "scheduler=step"):
+        words = [*word.split(), *(["scheduler.step_size=0"] if word == "scheduler=step" else [])]
+        assert app.run([*scheduled, *words]) == 2
+        told = capfd.readouterr().err
+        assert told.startswith("error: scheduler (")
+        assert "is refused" in told
+        assert "Traceback" not in told
+        assert run_of("refused")["global_step"] == 0
+
+
+def test_no_checkpoints_beside_a_recipe_that_says_what_to_monitor(tiny: list[str]) -> None:
+    words = [*tiny, "strategy=single", "logger=none", "checkpoint=none", "+checkpoint.monitor=val/loss"]
+    assert app.run([*words, "hydra.run.dir=without"]) == 0
+    assert run_of("without")["checkpoints"] == {"best": None, "last": None}
+    assert not Path("without/checkpoints").exists()
+
+
+@pytest.mark.parametrize("name", ["cosine", "one_cycle", "chained"])
+def test_trying_a_scheduler_leaves_no_trace(name: str) -> None:
+    schedulers = torch.optim.lr_scheduler
+
+    def chained(optimizer: torch.optim.Optimizer) -> Any:
+        return schedulers.SequentialLR(
+            optimizer, [schedulers.LinearLR(optimizer, 0.1), schedulers.ExponentialLR(optimizer, 0.9)], milestones=[1]
+        )
+
+    make: dict[str, Callable[[Any], Any]] = {
+        "cosine": partial(schedulers.CosineAnnealingLR, T_max=5),
+        "one_cycle": partial(schedulers.OneCycleLR, max_lr=0.5, total_steps=7),
+        "chained": partial(chained),
+    }
+    rates = []
+    for part in (make[name], worker._Part.of(make[name], "scheduler")):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.2, momentum=0.9)
+        scheduler = part(optimizer)
+        rates.append([])
+        for _ in range(6):
+            group = optimizer.param_groups[0]
+            rates[-1].append((group["lr"], group["momentum"], scheduler.last_epoch))
+            optimizer.step()
+            scheduler.step()
+    assert rates[0] == rates[1]

@@ -53,11 +53,16 @@ def test_metric_of_the_training_epoch(make_trainer: Callable[..., Any]) -> None:
     assert trainer.current_epoch == 2
 
 
-def test_resume_goes_on_waiting(make_trainer: Callable[..., Any]) -> None:
+def test_resume_goes_on_waiting(make_trainer: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
     _, first = run(make_trainer, [5, 4, 4], patience=2)
     again = EarlyStopping("val/loss", patience=9)
     again.load_state_dict(first.state_dict())
     assert (again.wait_count, again.patience, again.best_score.item()) == (1, 2, 4.0)
+    with caplog.at_level(logging.WARNING):
+        again.on_fit_start(make_trainer(again), None)  # type: ignore[arg-type]
+        again.on_fit_start(make_trainer(again), None)  # type: ignore[arg-type]
+    assert len(caplog.records) == 1
+    assert "the checkpoint's patience=2, not the patience=9" in caplog.text
     trainer = make_trainer(again).fit(3, lambda epoch: {"val/loss": 4.0})
     assert trainer.current_epoch == 1
 

@@ -15,6 +15,7 @@ from drivetrain import Callback, Trainer
 from drivetrain.errors import WorkerError
 from drivetrain.seeding import seed_everything
 from drivetrain.support import declarations
+from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.resume.runs import assert_same
 from tests.runs import QUIET
 from tests.strategies.cells import Cell, cells, one_each
@@ -119,6 +120,25 @@ def test_a_checkpoint_fits_every_strategy(before: Cell, after: Cell, saved: Any,
     assert [step for step, _ in found] == [step for step, _ in expected]
     worst = max(abs(a - b) for (step, a), (_, b) in zip(found, expected, strict=True) if step <= count)
     assert worst <= after.declaration.support.tolerance
+
+
+# -- validation, the best checkpoint, its test ------------------------------------------------------------------
+@pytest.mark.parametrize("cell", one_each(), ids=str)
+def test_the_best_checkpoint_is_tested(cell: Cell, tmp_path: Path) -> None:
+    trainer = Trainer(
+        **{**QUIET, "enable_checkpointing": None},
+        strategy=cell.strategy,
+        devices=cell.devices,
+        precision=cell.precision,
+        max_epochs=2,
+        callbacks=[ModelCheckpoint(tmp_path, monitor="val/loss")],
+        default_root_dir=tmp_path,
+    )
+    module, held_out = TinyGPT(), token_loader(23, 5, shuffle=False)
+    trainer.fit(module, token_loader(), held_out)
+    best = float(trainer.checkpoint_callback.best_model_score)
+    [metrics] = trainer.test(module, held_out, ckpt_path="best", verbose=False)
+    assert abs(metrics["test/loss"] - best) <= max(1e-9, cell.declaration.support.tolerance)
 
 
 # -- (e) a rank is killed ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from drivetrain.errors import CheckpointError, DrivetrainError
+from drivetrain.errors import FULL, CheckpointError, DrivetrainError
 
 
 class Communicator(Protocol):
@@ -40,7 +40,9 @@ def reason(error: Exception) -> str:
         link = link.__cause__ or link.__context__
     error = link if isinstance(link, OSError) else error
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror + (f" ({error.filename})" if error.filename else "")
+        way_out = "; free space or save elsewhere: the checkpoints before it are still there"
+        place = f" ({error.filename})" if error.filename else ""
+        return error.strerror + place + (way_out if error.errno in FULL else "")
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

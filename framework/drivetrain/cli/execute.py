@@ -136,7 +136,7 @@ def _close(folder: Path, blank: dict[str, Any], status: str, error: str, began: 
     """Complete what rank 0 left behind, or write the first record of a run that never got so far."""
     known = record.read(folder) if (folder / record.FILE).exists() else blank
     known["seconds"] = {**known["seconds"], "total": time.perf_counter() - began}
-    record.write(folder, {**known, "status": status, "error": error})
+    record.write_if_possible(folder, {**known, "status": status, "error": error})
 
 
 def _sentence(error: BaseException) -> str:

@@ -71,7 +71,7 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
     compressor, compression = compression_of(_group(values, "compression") or None)
     for group in PART_GROUPS:
         _parts(values.get(group), group)
-    _checkpoint(values.get("checkpoint"))
+    values["checkpoint"] = _checkpoint(values.get("checkpoint"))
     for group in ("model", "data", "optimizer", "scheduler"):
         _target(values.get(group), group, needed=group == "model")
     _resume(job.resume)
@@ -172,15 +172,19 @@ def _parts(group: Any, where: str) -> None:
             registry.entry(PART_GROUPS[where], str(arguments.get("name", key)))
 
 
-def _checkpoint(group: Any) -> None:
+def _checkpoint(group: Any) -> dict[str, Any] | None:
+    """The group, or None where no callback is named: a recipe may have said what to monitor beside checkpoint=none."""
     if group is None:
-        return
+        return None
     if not isinstance(group, dict):
         raise ConfigurationError(f"checkpoint={group} is not a choice of the group checkpoint: see --help")
-    if "_target_" not in group and group.get("name") is not None:
+    if "_target_" not in group:
+        if group.get("name") is None:
+            return None
         registry.entry("callbacks", str(group["name"]))
     if group.get("dir") is not None:
         check_writable(Path(str(group["dir"])))
+    return group
 
 
 def _target(group: Any, where: str, needed: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -136,7 +138,7 @@ def _leave_trace(folder: Path, blank: dict[str, Any], trainer: Trainer, error: B
             "last": getattr(trainer.checkpoint_callback, "last_model_path", "") or None,
         },
     }
-    record.write(folder, {**blank, **known})
+    record.write_if_possible(folder, {**blank, **known})
 
 
 def _module(config: Mapping[str, Any]) -> Any:
@@ -159,10 +161,32 @@ class _Part(partial[Any]):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return super().__call__(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+            made = super().__call__(*args, **kwargs)
+            if self.where == "scheduler":
+                _try_a_step(made)
+        except (TypeError, ValueError, ArithmeticError) as error:
             given = ", ".join(f"{name}={value}" for name, value in self.keywords.items())
             raise ConfigurationError(f"{self.where} ({given}) is refused: {error}") from error
+        return made
+
+
+def _try_a_step(scheduler: Any) -> None:
+    """torch's schedulers look at their arguments when they step first, an epoch into training. This step is undone."""
+    import torch
+
+    if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+        return
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return  # steps with a metric only, and looks at its arguments at once
+    groups = scheduler.optimizer.param_groups
+    state = copy.deepcopy(scheduler.state_dict())
+    before = [{name: copy.deepcopy(group[name]) for name in group.keys() - {"params"}} for group in groups]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the optimizer has not stepped yet
+        scheduler.step()
+    scheduler.load_state_dict(state)
+    for group, values in zip(groups, before, strict=True):
+        group.update(values)
 
 
 def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:

@@ -163,7 +163,11 @@ def _pickled(value: Any) -> bytes:
 
 def _fail(folder: Path, what: failure.Failure, log: TextIO | None) -> NoReturn:
     """Report and be gone at once: a normal end would wait for threads that wait for other ranks."""
-    failure.write_report(folder, what)
+    try:
+        failure.write_report(folder, what)
+    except OSError as error:  # no room for temporary files: the parent will only know the exit code
+        with contextlib.suppress(OSError, ValueError):
+            print(f"rank {what.rank} cannot report to its launcher ({error}): {what.summary}", file=sys.stderr)
     # The parent shows it on the terminal; here it goes where somebody looks for this rank.
     if log is not None:
         log.write(f"{what.traceback or what.summary}\n")

@@ -9,19 +9,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from drivetrain import Callback, Trainer, TrainModule
 from drivetrain.compilation import compiled
+from drivetrain.folders import make_importable
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain_plugins.bench import gpt_by_hand
 from drivetrain_plugins.bench.gpt_sizes import SIZES, Size
-from recipes.char_lm.model import GPT
 
 
-def model_of(size: Size) -> GPT:
+def model_of(size: Size) -> nn.Module:
     """The same weights on every process and side."""
+    make_importable()
+    from recipes.char_lm.model import GPT
+
     torch.manual_seed(0)
     return GPT(size.vocab, size.context, size.layers, size.heads, size.width, tied=True)
 
@@ -111,7 +114,7 @@ def by_hand(job: Job, task: dict[str, Any], size: Size, data: Sequences, batch: 
     share = batch // world if task["replicas"] else batch
     first = job.rank * share if task["replicas"] else 0
     began = 0.0
-    holder = torch.nn.Module()
+    holder = nn.Module()
     holder.model = model
     with compiled(holder, task["compile"]):
         step = engine(model, device)

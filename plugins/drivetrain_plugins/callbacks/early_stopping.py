@@ -69,7 +69,7 @@ class EarlyStopping(Callback):
             raise ConfigurationError(f"EarlyStopping(patience={patience}) is negative: use 0 or more.")
         self.monitor = monitor
         self.min_delta = abs(min_delta)
-        self.patience = patience
+        self.patience = self._asked = patience
         self.verbose = verbose
         self.mode = mode
         self.strict = strict
@@ -94,6 +94,17 @@ class EarlyStopping(Callback):
 
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
         self._fitting = stage == "fit"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        """After resuming: the checkpoint's patience counts, as in Lightning, which must not happen in silence."""
+        if self.patience != self._asked and trainer.is_global_zero:
+            log.warning(
+                "EarlyStopping goes on with the checkpoint's patience=%d, not the patience=%d it was made with: start"
+                " without resuming to change it.",
+                self.patience,
+                self._asked,
+            )
+        self._asked = self.patience  # told once
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if self._on_train_epoch_end or self._skips(trainer):

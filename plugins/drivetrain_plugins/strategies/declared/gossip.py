@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from drivetrain.declaration import Conflict, Declaration, Plan, Support
 
@@ -113,4 +113,3 @@ GOSSIP = Declaration(
     ),
     check=check_gossip,
 )
-DECENTRALIZED = replace(GOSSIP, name="decentralized")
