@@ -7,13 +7,22 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def fingerprint(tensors: Iterable[Tensor]) -> Tensor:
-    """Bits of each tensor's sum and of the sum of its absolute values, in fp64: equal for equal tensors, and other
-    weights with both the same do not come about by accident. Integers are left out."""
-    floating = [t.detach() for t in tensors if t.is_floating_point()]
-    if not floating:
-        return torch.empty(0, dtype=torch.int64)
-    sizes = torch._foreach_norm(floating, 1, dtype=torch.float64)
-    sums = [t.sum(dtype=torch.float64) for t in floating]
-    return torch.stack([*sizes, *sums]).view(torch.int64).cpu()  # as bits, in which a NaN equals itself
+    """Two numbers of each tensor, int64: the sum of its bits taken as whole numbers, which any one change changes, and
+    the bits of its own sum, which signs change."""
+    flats = [t.detach().reshape(-1) for t in tensors]
+    flats = [torch.view_as_real(t).reshape(-1) if t.is_complex() else t for t in flats]
+    bits = [_words(t).sum(dtype=torch.int64) for t in flats]
+    sums = [t.sum().double().view(torch.int64) for t in flats]
+    return torch.stack([*bits, *sums]).cpu() if flats else torch.empty(0, dtype=torch.int64)
+
+
+def _words(flat: Tensor) -> Tensor:
+    """The same memory as integers of 8 bytes, or where that does not come out even, of the elements' own size."""
+    size = flat.element_size()
+    if flat.nbytes % 8 == 0 and flat.storage_offset() * size % 8 == 0:
+        return flat.view(torch.int64)
+    return flat.view(_INTEGERS[size])
