@@ -282,7 +282,7 @@ def test_a_full_disk_keeps_the_old_one(tmp_path: Path) -> None:
 
     save(tmp_path / "c", {"version": 1}, {})
     (message,) = run_ranks(full, 1)
-    assert message.endswith("was not saved: File too large")
+    assert "was not saved: File too large; free space or save elsewhere" in message
     assert load(tmp_path / "c").shared == {"version": 1}
     assert [child.name for child in tmp_path.iterdir()] == ["c"]
 
