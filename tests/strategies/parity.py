@@ -15,6 +15,7 @@ from tests.strategies.gpt import tiny_gpt, token_loader
 OPTIONS: dict[str, Any] = {
     "max_epochs": 8,
     "max_steps": 30,
+    "check_val_every_n_epoch": 2,
     "accumulate_grad_batches": 2,
     "gradient_clip_val": 0.5,
     "gradient_clip_algorithm": "norm",
