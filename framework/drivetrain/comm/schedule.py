@@ -280,3 +280,17 @@ def same_messages(one: Messages, other: Messages) -> bool:
 
 
 Topology = Callable[[int], Schedule]
+
+
+def require(algorithm: str, world_size: int, kind: Kind, kinds: Sequence[Kind], root: int = 0) -> None:
+    """What every topology asks of its arguments.
+
+    Raises:
+        ConfigurationError: there is no rank, the algorithm has no such kind, or the root is no rank.
+    """
+    if world_size < 1:
+        raise ConfigurationError(f"a {algorithm} needs at least one rank, got world_size={world_size}: pass 1 or more.")
+    if kind not in kinds:
+        raise ConfigurationError(f"a {algorithm} has no kind {kind!r}: pass one of {', '.join(kinds)}.")
+    if not 0 <= root < world_size:
+        raise ConfigurationError(f"root={root} is no rank of {world_size}: pass 0 to {world_size - 1}.")

@@ -5,7 +5,7 @@ Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
 
 from __future__ import annotations
 
-from drivetrain.comm.schedule import ALL_GATHER, REDUCE_SCATTER, Integers, Kind, Messages, Op, Round, Schedule
+from drivetrain.comm.schedule import ALL_GATHER, REDUCE_SCATTER, Integers, Kind, Messages, Op, Round, Schedule, require
 from drivetrain.errors import ConfigurationError
 
 
@@ -24,13 +24,9 @@ def ring(world_size: int, segments: int = 1, kind: Kind = "all_reduce") -> Sched
     Raises:
         ConfigurationError: a number is below one, or the ring has no such kind.
     """
-    if world_size < 1 or segments < 1:
-        raise ConfigurationError(
-            f"a ring needs at least one rank and one segment, got world_size={world_size}, segments={segments}: "
-            "pass 1 or more."
-        )
-    if kind not in ("all_reduce", "reduce_scatter", "all_gather"):
-        raise ConfigurationError(f"a ring has no {kind}: pass all_reduce, reduce_scatter or all_gather.")
+    require("ring", world_size, kind, ("all_reduce", "reduce_scatter", "all_gather"))
+    if segments < 1:
+        raise ConfigurationError(f"a ring cuts its chunks into at least one segment, got {segments}: pass 1 or more.")
     # After N - 1 additions rank r has the sum of chunk r + 1 - ahead. Alone, the scatter must end at chunk r.
     ahead = 1 if kind == "reduce_scatter" else 0
     scatter = _phase(REDUCE_SCATTER, world_size, segments, ahead, "add")
