@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.comm.counts import Counter, Counts
 from drivetrain.comm.schedule import KINDS, OWNED, REDUCING, ROOTED, Integers, Messages, Schedule
 from drivetrain.errors import DrivetrainError
 
@@ -40,7 +41,7 @@ class ScheduleError(DrivetrainError):
         self.chunk = chunk
 
 
-def check(schedule: Schedule, seed: int = 0) -> None:
+def check(schedule: Schedule, seed: int = 0) -> Counts:
     """Prove that ``schedule`` does what its kind says, and that its rounds can be run.
 
     Holds ``world_size * chunks`` words of 64 bits. A wrong value that nobody reads and that is overwritten later does
@@ -49,6 +50,9 @@ def check(schedule: Schedule, seed: int = 0) -> None:
     Args:
         schedule: What to prove.
         seed: Of the random words.
+
+    Returns:
+        What was sent, since every message is looked at anyway.
 
     Raises:
         ScheduleError: the shape is inconsistent; a message names a rank or chunk that does not exist, or a rank sends
@@ -59,6 +63,7 @@ def check(schedule: Schedule, seed: int = 0) -> None:
     _check_shape(schedule)
     held = np.random.default_rng(seed).integers(2**64, size=(schedule.world_size, schedule.chunks), dtype=np.uint64)
     final = _target(schedule, held)
+    counter = Counter(schedule)
     for number, each in enumerate(schedule.rounds):
         sent = each.messages()
         _check_names(schedule, number, sent)
@@ -66,12 +71,14 @@ def check(schedule: Schedule, seed: int = 0) -> None:
         _check_agreement(schedule, number, arriving, _arrivals(schedule, each.expected()))
         _check_ports(schedule, number, arriving)
         _play(held, arriving)
+        counter.add(arriving)
     wrong = _promised(schedule) & (held != final)
     if wrong.any():
         # A wrong addition may be overwritten while its lack elsewhere shows at the end: look at right chunks too.
         order = np.argsort(~wrong.any(axis=0), kind="stable")[:EXAMINED].tolist()
         found = [error for chunk in order if (error := _culprit(schedule, chunk)) is not None]
         raise min(found, key=lambda error: float("inf") if error.round is None else error.round)
+    return counter.counts()
 
 
 def owners(schedule: Schedule) -> Integers:

@@ -17,9 +17,7 @@ from drivetrain.comm.schedule import ALL_GATHER, REDUCE_SCATTER, Integers, Messa
 from drivetrain.errors import ConfigurationError
 
 
-def hierarchical(
-    world_size: int, hosts: Sequence[int] | None = None, levels: Sequence[int] | None = None
-) -> Schedule:
+def hierarchical(world_size: int, hosts: Sequence[int] | None = None, levels: Sequence[int] | None = None) -> Schedule:
     """All-reduce by rings inside hosts, between hosts, and inside hosts again.
 
     Ranks of a host reduce-scatter to one shard each, the ranks with the same shard on all hosts all-reduce it, and the
