@@ -18,7 +18,7 @@ from drivetrain.comm.topologies.ring import ring
 from drivetrain.comm.topologies.tree import tree
 from drivetrain.errors import ConfigurationError, nearest
 
-SEGMENTS = 3
+SEGMENTS = 2
 
 
 @dataclass(frozen=True)
