@@ -12,6 +12,7 @@ from drivetrain.comm.check import check
 from drivetrain.comm.counts import Counts, count, shares_between_hosts
 from drivetrain.comm.schedule import Schedule, same_messages
 from drivetrain.comm.topologies.chain import chain
+from drivetrain.comm.topologies.double_tree import double_tree
 from drivetrain.comm.topologies.doubling import recursive_doubling
 from drivetrain.comm.topologies.halving_doubling import halving_doubling
 from drivetrain.comm.topologies.hierarchical import balanced_hosts, hierarchical
@@ -34,7 +35,7 @@ def test_proved_for_a_thousand_ranks(name: str) -> None:
     prove(ALGORITHMS[name], 1000)
 
 
-@pytest.mark.parametrize("name", ["tree", "recursive_doubling", "halving_doubling", "hierarchical"])
+@pytest.mark.parametrize("name", ["tree", "double_tree", "recursive_doubling", "halving_doubling", "hierarchical"])
 def test_proved_for_thousands_of_ranks(name: str) -> None:
     prove(ALGORITHMS[name], 4096)
 
@@ -71,6 +72,15 @@ def test_a_schedule_of_other_counts_is_refused() -> None:
     slow = Algorithm(lambda n: ring(n, 2), counts.ring_counts)
     with pytest.raises(Exception, match="takes 12 rounds and 3/2 of the tensor per rank, but the literature says 6"):
         prove(slow, 4)
+
+
+def test_the_double_tree_sends_as_little_as_a_ring_in_few_rounds() -> None:
+    for world_size in [*range(2, 40), 128, 1000]:
+        for segments in (1, 6):
+            found = check(double_tree(world_size, segments))
+            assert found.share <= 2
+            assert found.rounds <= 4 * (segments - 1) + 4 * (world_size - 1).bit_length() + 2
+    assert check(double_tree(4096, 1)).rounds == 48
 
 
 @pytest.mark.parametrize("hosts", [[1], [1, 1, 1], [4], [2, 2], [3, 1], [1, 5, 2], [4, 3, 3], [7, 2, 2, 9]])
@@ -121,12 +131,13 @@ def refused(make: object, *arguments: object, **named: object) -> str:
 
 
 def test_what_cannot_be_made() -> None:
-    for make in (ring, tree, chain, recursive_doubling, halving_doubling, hierarchical):
+    for make in (ring, tree, double_tree, chain, recursive_doubling, halving_doubling, hierarchical):
         assert "at least one rank, got world_size=0" in refused(make, 0)
     assert "no kind 'gather'" in refused(ring, 4, kind="gather")
     assert "root=4 is no rank of 4" in refused(tree, 4, root=4)
     assert "at least one segment" in refused(ring, 4, 0)
     assert "at least one segment" in refused(chain, 4, segments=0)
+    assert "at least one segment" in refused(double_tree, 4, segments=0)
     assert "do not add up to world_size=7" in refused(hierarchical, 7, hosts=[4, 4])
     assert "do not add up" in refused(hierarchical, 4, hosts=[4, 0])
     assert "do not multiply to world_size=7" in refused(hierarchical, 7, levels=[2, 4])
