@@ -15,6 +15,7 @@ from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import Executor, _batched_plan, _native_plan, run
 from drivetrain.comm.program import compile_program
 from drivetrain.comm.schedule import Schedule, Transfer
+from drivetrain.comm.schedules import make, names
 from drivetrain.comm.topologies.ring import ring
 
 SIZES = (0, 1, 7, 1000003)
@@ -134,7 +135,9 @@ def test_refuses_what_it_cannot_run() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(
-    schedule=st.one_of(st.builds(ring, st.integers(2, 6)), st.sampled_from([doubling(), halving()])),
+    schedule=st.one_of(
+        st.builds(make, st.sampled_from(names()), st.integers(2, 7)), st.sampled_from([doubling(), halving()])
+    ),
     numel=st.integers(0, 40),
     segment=st.integers(1, 12),
     data=st.data(),
