@@ -1,7 +1,7 @@
 """Communication: process groups, collectives as data, their proof and their execution.
 
-Nothing is imported here, so that ``schedule`` and ``check`` stay free of torch; the names below are loaded when they
-are first used.
+Nothing is imported here, so that what describes, proves, plays and costs collectives stays free of torch; the names
+below are loaded when they are first used.
 """
 
 from __future__ import annotations
