@@ -44,9 +44,11 @@ class Host:
     keeper: subprocess.Popen[bytes]
     started: list[subprocess.Popen[Any]] = field(default_factory=list)
 
-    def command(self, *words: str) -> list[str]:
-        """``words`` as a command of this host."""
-        return [_tool("nsenter"), f"--target={self.keeper.pid}", "--net", "--uts", "--mount", "--wdns=.", "--", *words]
+    def command(self, *words: str, folder: Path | None = None) -> list[str]:
+        """``words`` as a command of this host, in ``folder`` (default: the present one)."""
+        # To enter mounts is to land in their root.
+        place = f"--wdns={(folder or Path.cwd()).absolute()}"
+        return [_tool("nsenter"), f"--target={self.keeper.pid}", "--net", "--uts", "--mount", place, "--", *words]
 
     def run(self, *words: str) -> str:
         """Run a short command here and return what it printed.
@@ -61,7 +63,11 @@ class Host:
     ) -> subprocess.Popen[Any]:
         """Start a command here, leader of a process group of its own; ``how`` is for :class:`subprocess.Popen`."""
         process = subprocess.Popen(
-            self.command(*words), env=environment, cwd=folder, start_new_session=True, stdin=subprocess.DEVNULL, **how
+            self.command(*words, folder=folder),
+            env=environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            **how,
         )
         self.started.append(process)
         return process
