@@ -24,7 +24,6 @@ from drivetrain.errors import ConfigurationError
 
 SUBNET = "10.77.0"  # seen inside the namespaces only
 INTERFACE = "link0"
-TOOLS = ("unshare", "nsenter", "ip", "tc", "mount")
 ADMINISTRATOR = "/usr/sbin:/sbin"  # where these lie, though not on every user's path
 
 
@@ -62,8 +61,10 @@ class Host:
         self, words: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None, **how: Any
     ) -> subprocess.Popen[Any]:
         """Start a command here, leader of a process group of its own; ``how`` is for :class:`subprocess.Popen`."""
+        # Else it would outlive a maker that is killed, and its host with it.
+        bound = (_tool("setpriv"), "--pdeathsig", "KILL", *words)
         process = subprocess.Popen(
-            self.command(*words, folder=folder),
+            self.command(*bound, folder=folder),
             env=environment,
             start_new_session=True,
             stdin=subprocess.DEVNULL,
