@@ -67,14 +67,13 @@ class Messages:
     add: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, source: ArrayLike, destination: ArrayLike, chunk: ArrayLike, op: Op, count: ArrayLike = 1) -> Messages:
-        """Messages of one ``op``; scalars stand for all. Messages of no chunk (``count`` 0) are left out."""
-        columns = np.broadcast_arrays(*(np.asarray(c, np.int64) for c in (source, destination, chunk, count)))
-        flat = [np.atleast_1d(column) for column in columns]
-        if not flat[3].all():
-            kept = flat[3] != 0
-            flat = [column[kept] for column in flat]
-        return cls(flat[0], flat[1], flat[2], flat[3], np.full(len(flat[0]), op == "add"))
+    def of(
+        cls, source: Integers, destination: Integers, chunk: Integers | int, op: Op, count: Integers | int = 1
+    ) -> Messages:
+        """Messages of one ``op``; a number stands for all. Messages of no chunk (``count`` 0) are left out."""
+        size = len(source)
+        made = cls(source, destination, _column(chunk, size), _column(count, size), np.full(size, op == "add"))
+        return made if made.count.all() else made.select(made.count != 0)
 
     @classmethod
     def join(cls, parts: Iterable[Messages]) -> Messages:
@@ -119,6 +118,10 @@ class Messages:
     def canonical(self) -> Messages:
         """Ordered by destination, source and chunk: equal for equal sets of messages."""
         return self.select(np.lexsort((self.chunk, self.source, self.destination)))
+
+
+def _column(value: Integers | int, size: int) -> Integers:
+    return np.full(size, value, np.int64) if isinstance(value, int) else value
 
 
 Side = Callable[[Integers], Messages]

@@ -17,9 +17,7 @@ from drivetrain.comm.schedule import ALL_GATHER, REDUCE_SCATTER, Integers, Messa
 from drivetrain.errors import ConfigurationError
 
 
-def hierarchical(
-    world_size: int, hosts: Sequence[int] | None = None, levels: Sequence[int] | None = None
-) -> Schedule:
+def hierarchical(world_size: int, hosts: Sequence[int] | None = None, levels: Sequence[int] | None = None) -> Schedule:
     """All-reduce by rings inside hosts, between hosts, and inside hosts again.
 
     Ranks of a host reduce-scatter to one shard each, the ranks with the same shard on all hosts all-reduce it, and the
@@ -52,10 +50,10 @@ def hierarchical(
     bases = [np.zeros(world_size, np.int64)]
     for axis, width in zip(axes, widths, strict=True):
         bases.append(bases[-1] + axis.position * width)
-    stages = list(zip(range(len(axes)), axes, widths, bases, strict=False))
-    rounds = [each for i, *stage in stages for each in _ring(f"{REDUCE_SCATTER}_{i}", *stage, op="add")]
-    rounds += [each for i, *stage in reversed(stages) for each in _ring(f"{ALL_GATHER}_{i}", *stage, op="copy")]
-    return Schedule("hierarchical", world_size, chunks, tuple(rounds))
+    scatter = [_ring(f"{REDUCE_SCATTER}_{i}", axis, widths[i], bases[i], "add") for i, axis in enumerate(axes)]
+    gather = [_ring(f"{ALL_GATHER}_{i}", axis, widths[i], bases[i], "copy") for i, axis in enumerate(axes)]
+    stages = scatter + gather[::-1]
+    return Schedule("hierarchical", world_size, chunks, tuple(each for stage in stages for each in stage))
 
 
 def balanced_hosts(world_size: int) -> list[int]:
