@@ -57,6 +57,7 @@ import json, sys
 import torch
 from drivetrain import Trainer, get_distributed_info
 from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
 from tests.runs import Classifier, QUIET, loader
 
 class Tell(Callback):
@@ -75,12 +76,21 @@ for number, strategy in enumerate(["ring", "parameter_server"]):
     trainer.fit(module, loader())
     sums[strategy] = sum(float(p.detach().double().sum()) for p in module.parameters())
 print("weights", json.dumps(sums))
+
+trainer = Trainer(strategy="ddp", devices=2, num_nodes=2, node_rank=node, master_addr=address, master_port=port + 2,
+                  max_epochs=1, default_root_dir="private", callbacks=[Tell()],
+                  **{**QUIET, "enable_checkpointing": True})
+try:
+    trainer.fit(Classifier().float(), loader())
+except ConfigurationError as error:
+    print("refused", error, trainer.global_step)
 """
 
 
-def test_own_launcher_where_host_names_have_no_address(on_both: Run, tmp_path: Path) -> None:
+def test_own_launcher_where_host_names_have_no_address_and_a_folder_is_not_shared(on_both: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    with LinkedHosts(200, resolved=False) as hosts:
+    (tmp_path / "private").mkdir()
+    with LinkedHosts(200, resolved=False, private=[tmp_path / "private"]) as hosts:
         printed = on_both(hosts, lambda number, host: ["script.py", str(number), hosts[0].address, str(PORT)])
     places = [json.loads((tmp_path / f"place_{rank}").read_text()) for rank in range(4)]
     assert places == [[f"host{rank // 2}", rank // 2, 2, rank % 2, True] for rank in range(4)]
@@ -88,3 +98,7 @@ def test_own_launcher_where_host_names_have_no_address(on_both: Run, tmp_path: P
     assert sums[0] == sums[1]
     # Both strategies train what one process does.
     assert math.isclose(sums[0]["ring"], sums[0]["parameter_server"], rel_tol=0, abs_tol=1e-12)
+    for text in printed:
+        refused = text.partition("refused ")[2]
+        assert f"checkpoints would go to {tmp_path / 'private' / 'checkpoints'}, but rank 2, 3 does not see" in refused
+        assert refused.endswith("save no checkpoints. 0\n")
