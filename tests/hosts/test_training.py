@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from drivetrain import app
 from drivetrain.compare import compare
-from drivetrain_plugins.bench.namespaces import Host, LinkedHosts
+from drivetrain.launch.temporary import remove_stale
+from drivetrain_plugins.bench.namespaces import SUBNET, Host, LinkedHosts
 from tests.hosts.conftest import Run
 
 WORDS = ["recipe=none", "model=tiny", "data=tiny", "callbacks=none", "logger=none", "precision=64-true"]
@@ -102,3 +106,38 @@ def test_own_launcher_where_host_names_have_no_address_and_a_folder_is_not_share
         refused = text.partition("refused ")[2]
         assert f"checkpoints would go to {tmp_path / 'private' / 'checkpoints'}, but rank 2, 3 does not see" in refused
         assert refused.endswith("save no checkpoints. 0\n")
+
+
+ASLEEP = """
+import sys, time
+from drivetrain.errors import DrivetrainError
+from drivetrain.launch import launch
+
+def wait(job, payload):
+    print("waiting", flush=True)
+    time.sleep(60)
+
+node, address, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+try:
+    launch(wait, {}, workers=1, num_nodes=2, node_rank=node, master_addr=address, master_port=port, timeout=3)
+except DrivetrainError as error:
+    print("ended:", error, flush=True)
+"""
+
+
+def test_a_cut_link_is_noticed_though_no_connection_closes(possible: None, repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ASLEEP)
+    log_file = tmp_path / "log"
+    with LinkedHosts() as hosts, log_file.open("w") as log:
+        for number, host in enumerate(hosts.hosts):
+            words = [sys.executable, "script.py", str(number), hosts[0].address, str(PORT)]
+            host.start(words, {**os.environ, "PYTHONPATH": str(repository)}, tmp_path, stdout=log, stderr=log)
+        second = hosts[1].started[0]
+        deadline = time.monotonic() + 60
+        while log_file.read_text().count("waiting") < 2:
+            assert time.monotonic() < deadline, log_file.read_text()
+            time.sleep(0.05)
+        hosts[1].cut()
+        assert second.wait(timeout=15) == 0
+    assert f"ended: the first node of the job at {SUBNET}.1:{PORT} is gone" in log_file.read_text()
+    remove_stale()  # the first launcher was killed and left its folder; the next start clears it

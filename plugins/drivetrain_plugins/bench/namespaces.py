@@ -77,6 +77,10 @@ class Host:
         """Bytes that this host has put on the link so far, frames and acknowledgements included, by its own counter."""
         return sent_bytes(self.run("cat", "/proc/net/dev"))
 
+    def cut(self) -> None:
+        """Pull this end of the link's cable: nothing comes through any more, and no connection is closed."""
+        self.run(_tool("ip"), "link", "set", INTERFACE, "down")
+
     def close(self) -> None:
         """End all processes of this host, and with them the host."""
         for process in self.started:
