@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from drivetrain import get_distributed_info
 from drivetrain.errors import ConfigurationError
@@ -43,6 +44,7 @@ def _tell(job: Job, payload: dict[str, Any]) -> list[Any]:
     before = get_distributed_info()
     init_process_group(job)
     after = get_distributed_info()
+    dist.barrier()  # nobody leaves while another still connects
     destroy_process_group()
     return [before["initialized"], after["initialized"], after["rank"], after["launcher"], after["backend"]]
 
@@ -54,6 +56,10 @@ def test_in_a_worker_of_ours() -> None:
 def test_in_a_process_group_that_somebody_else_made() -> None:
     def tell(rank: int, world_size: int) -> list[Any]:
         told = get_distributed_info()
-        return [told["rank"], told["world_size"], told["initialized"], told["launcher"]]
+        dist.destroy_process_group()
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # no backend is named
+        unnamed = get_distributed_info()
+        place = [told["rank"], told["world_size"], told["initialized"], told["launcher"], told["backend"]]
+        return [*place, unnamed["backend"], unnamed["world_size"]]
 
-    assert run_ranks(tell, 2) == [[0, 2, True, "none"], [1, 2, True, "none"]]
+    assert run_ranks(tell, 2) == [[rank, 2, True, "none", "gloo", "gloo", 1] for rank in (0, 1)]

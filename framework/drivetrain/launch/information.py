@@ -36,10 +36,12 @@ def get_distributed_info() -> dict[str, Any]:
     # Asked only where somebody has imported it: who has not cannot have made a process group.
     torch = sys.modules.get("torch")
     distributed = sys.modules.get("torch.distributed")
+    device = _device(torch, job)
     initialized = bool(distributed and distributed.is_available() and distributed.is_initialized())
     if initialized:
         assert distributed is not None
-        rank, world_size, backend = distributed.get_rank(), distributed.get_world_size(), distributed.get_backend()
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+        backend = _backend_in_use(distributed, device)
     return {
         "rank": rank,
         "world_size": world_size,
@@ -51,7 +53,7 @@ def get_distributed_info() -> dict[str, Any]:
         "launcher": "none" if job is None else known.origin,
         "initialized": initialized,
         "backend": backend,
-        "device": _device(torch, job),
+        "device": device,
         "master_addr": known.master_addr,
         "master_port": known.master_port,
         "pid": os.getpid(),
@@ -62,6 +64,12 @@ def _backend(job: Job | None) -> str:
     if job is not None and job.origin in ("local", "inline"):
         return job.backend
     return "nccl" if gpu_count() else "gloo"
+
+
+def _backend_in_use(distributed: Any, device: str) -> str:
+    """A group that was made without naming a backend has one for each kind of device."""
+    by_device = dict(part.split(":") for part in distributed.get_backend_config().split(",") if ":" in part)
+    return str(by_device.get(device.partition(":")[0], distributed.get_backend()))
 
 
 def _device(torch: Any, job: Job | None) -> str:
