@@ -37,7 +37,7 @@ def on_both(possible: None, repository: Path, tmp_path: Path) -> Run:
             host.start([sys.executable, *words(number, host)], own, tmp_path, stdout=log, stderr=subprocess.STDOUT)
             for number, (host, log) in enumerate(zip(hosts.hosts, logs, strict=True))
         ]
-        codes = [process.wait(timeout=120) for process in started]
+        codes = [process.wait(timeout=240) for process in started]
         printed = []
         for log in logs:
             log.seek(0)
