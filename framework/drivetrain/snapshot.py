@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain import checkpoint as store
+from drivetrain import snapshot_file
 from drivetrain.checkpoint import rng
 from drivetrain.errors import CheckpointError, TrainingError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``(shared, own)`` of the run as it stands between two steps."""
+    """``(shared, own)`` of the run as it stands between two steps, before the hooks that may change it."""
     fit, module = trainer.fit_loop, trainer.lightning_module
     if fit is not None and not weights_only:
         if not fit.between_steps:
@@ -44,6 +45,8 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
         "state_dict": state["module"],
         "hyper_parameters": dict(module.hparams),
     }
+    if module.hparams_name is not None:
+        shared["hparams_name"] = module.hparams_name
     own: dict[str, Any] = {}
     if not weights_only and fit is not None:
         shared["optimizer_states"] = state["optimizers"]
@@ -65,16 +68,19 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": _metric_states(module),
         }
-    trainer.hooks.of_callbacks("on_save_checkpoint", shared)
-    module.on_save_checkpoint(shared)
     return shared, own
 
 
 def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
-    """Save the run at ``path`` (a directory); every training rank calls it between the same two steps."""
+    """Save the run at ``path``, a directory or, with Lightning's meanings, a file; every training rank calls it between
+    the same two steps."""
     # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
     with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
+        if trainer.checkpoint_layout == "file":
+            return snapshot_file.write(trainer, shared, own, Path(path), weights_only)
+        trainer.hooks.of_callbacks("on_save_checkpoint", shared)
+        trainer.lightning_module.on_save_checkpoint(shared)
         return store.save(
             path,
             shared,
@@ -115,8 +121,11 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
     return None if path_text is None else Path(path_text)
 
 
-def read(trainer: Trainer, path: Path) -> store.Loaded:
+def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:
+    """The checkpoint as it is stored; ``weights_only=False`` trusts a file that needs more than plain data."""
     communicator = trainer.strategy.communicator
+    if path.is_file():
+        return snapshot_file.read(path, communicator.rank, communicator.world_size, weights_only)
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
 
 
@@ -135,12 +144,13 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     assert fit is not None
     trainer.hooks.of_callbacks("on_load_checkpoint", shared)
     module.on_load_checkpoint(shared)
-    if "loops" not in shared:
+    if "optimizer_states" not in shared:
         raise CheckpointError(
             "the checkpoint holds weights only, training cannot go on from it: load it with"
             f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
         )
     _check_names(trainer, loaded)
+    shared = snapshot_file.native(trainer, shared) if loaded.meta.get("layout") == "file" else shared
     state = {"module": shared["state_dict"], "optimizers": shared["optimizer_states"], "precision": shared["precision"]}
     if len(state["optimizers"]) != len(fit.optimizers):
         raise CheckpointError(
@@ -156,12 +166,13 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             callback.load_state_dict(shared["callbacks"][callback.state_key])
     if trainer.datamodule is not None and "datamodule" in shared:
         trainer.datamodule.load_state_dict(shared["datamodule"])
-    _restore_metrics(trainer, shared["metrics"])
+    if "metrics" in shared:
+        _restore_metrics(trainer, shared["metrics"])
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
-    elif trainer.is_global_zero:
+    elif trainer.is_global_zero and "world_size" in loaded.meta:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
