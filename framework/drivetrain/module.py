@@ -30,13 +30,11 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
             ``self.manual_backward``).
         strict_loading: whether ``load_from_checkpoint`` and resume demand exactly the module's keys.
         example_input_array: a batch for the model summary and the logged graph.
-        loads_for_evaluation: whether ``load_from_checkpoint`` leaves the module in evaluation mode.
     """
 
     automatic_optimization = True
     strict_loading = True
     example_input_array: Any = None
-    loads_for_evaluation = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -309,6 +307,8 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         **kwargs: Any,
     ) -> Self:
         """Build the module from a checkpoint's hyper-parameters and load its weights.
+
+        From a directory it comes in evaluation mode; from a file, as Lightning has it, in training mode.
 
         Args:
             checkpoint_path: a checkpoint of drivetrain or a file that Lightning wrote.

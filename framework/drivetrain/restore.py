@@ -32,7 +32,7 @@ def module_from_checkpoint(
     overrides: dict[str, Any],
 ) -> TrainModule:
     """See :meth:`TrainModule.load_from_checkpoint`."""
-    content = _content(source, map_location, weights_only)
+    content, directory = _content(source, map_location, weights_only)
     if "state_dict" not in content:
         raise CheckpointError(f"{source} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
     arguments = _arguments(cls, content, layout.HPARAMS, layout.HPARAMS_NAME, hparams_file, overrides, weights_only)
@@ -55,9 +55,7 @@ def module_from_checkpoint(
         module.to(map_location)
     elif (first := next((t for t in content["state_dict"].values() if torch.is_tensor(t)), None)) is not None:
         module.to(first.device)
-    if cls.loads_for_evaluation:
-        module.eval()
-    return module
+    return module.eval() if directory else module
 
 
 def data_from_checkpoint(
@@ -68,7 +66,7 @@ def data_from_checkpoint(
     overrides: dict[str, Any],
 ) -> DataModule:
     """See :meth:`DataModule.load_from_checkpoint`."""
-    content = _content(source, None, weights_only)
+    content, _ = _content(source, None, weights_only)
     names = (layout.DATA_HPARAMS, layout.DATA_HPARAMS_NAME)
     data: DataModule = _build(cls, source, _arguments(cls, content, *names, hparams_file, overrides, weights_only))
     state = content.get(cls.__qualname__, content.get("datamodule"))
@@ -77,16 +75,22 @@ def data_from_checkpoint(
     return data
 
 
-def _content(source: Source, map_location: Any, weights_only: bool | None) -> dict[str, Any]:
+def _content(source: Source, map_location: Any, weights_only: bool | None) -> tuple[dict[str, Any], bool]:
+    """What the checkpoint holds, and whether it is a directory."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if path.is_dir() or (path.is_file() and not single.is_file(path)):
-            return store.load(path).shared
+            return store.load(path).shared, True
     location = map_location
     if map_location is None:  # where it was saved, as far as that is here
-        location = lambda storage, place: storage if place.startswith("cuda") and not torch.cuda.is_available() else None
+        location = _as_saved
     stream_or_path: Any = os.fspath(source) if isinstance(source, os.PathLike) else source
-    return single.read(stream_or_path, weights_only=weights_only, map_location=location)
+    return single.read(stream_or_path, weights_only=weights_only, map_location=location), False
+
+
+def _as_saved(storage: Any, place: str) -> Any:
+    """Where the tensor was saved (None), or on the CPU where there is no such device."""
+    return storage if place.startswith("cuda") and not torch.cuda.is_available() else None
 
 
 def _arguments(

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
-def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``(shared, own)`` of the run as it stands between two steps, before the hooks that may change it."""
+def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``(shared, own)`` of the run as it stands between two steps, before the hooks that may change it.
+
+    Args:
+        alone: nothing is exchanged with other ranks: sums of the epoch are this rank's only, and what came after the
+            last optimizer step is left out.
+    """
     fit, module = trainer.fit_loop, trainer.lightning_module
-    if fit is not None and not weights_only:
+    if fit is not None and not weights_only and not alone:
         if not fit.between_steps:
             raise TrainingError(
                 f"a checkpoint after batch {fit.batch} of epoch {fit.epoch} would lose the gradients of a window that"
@@ -48,17 +53,18 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
     if module.hparams_name is not None:
         shared["hparams_name"] = module.hparams_name
     own: dict[str, Any] = {}
+    gather = trainer.strategy.communicator.all_gather_plain
     if not weights_only and fit is not None:
         shared["optimizer_states"] = state["optimizers"]
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        shared["loops"] = fit.state_dict()
+        shared["loops"] = _after_step(trainer, fit.state_dict()) if alone else fit.state_dict()
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
         if trainer.datamodule is not None:
             shared["datamodule"] = trainer.datamodule.state_dict()
             shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
         shared["metrics"] = {
-            "epoch": trainer.strategy.communicator.all_gather_plain(fit.metrics.state_dict()),
+            "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "progress_bar": dict(trainer.progress_bar_metrics),
@@ -77,7 +83,7 @@ def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
     # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
     with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
-        if trainer.checkpoint_layout == "file":
+        if trainer.meanings.checkpoint == "file":
             return snapshot_file.write(trainer, shared, own, Path(path), weights_only)
         trainer.hooks.of_callbacks("on_save_checkpoint", shared)
         trainer.lightning_module.on_save_checkpoint(shared)
@@ -93,6 +99,39 @@ def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
             communicator=trainer.strategy.communicator,
             weights_only=weights_only,
         )
+
+
+def write_alone(trainer: Trainer, path: str | Path) -> Path:
+    """Save what this rank has at ``path``, without a word to the others, who may be gone: after an exception.
+
+    The checkpoint is one of a job with one worker: random states of the other ranks start anew when it is resumed.
+
+    Raises:
+        CheckpointError: no rank alone has the whole state, training has not begun, or the disk refuses.
+    """
+    strategy = trainer.strategy
+    if strategy.communicator.world_size > 1 and not strategy.replicated:
+        raise CheckpointError(
+            f"no checkpoint was saved at {path}: under strategy={trainer.strategy_name} no worker has the whole state"
+            " by itself, and the others cannot be asked after an exception; save every few steps instead"
+            " (ModelCheckpoint(every_n_train_steps=...))"
+        )
+    if trainer.fit_loop is None or not strategy.trains:
+        raise CheckpointError(f"no checkpoint was saved at {path}: training had not begun")
+    with torch.inference_mode(False), torch.no_grad():
+        shared, own = capture(trainer, alone=True)
+        if trainer.meanings.checkpoint == "file":
+            return snapshot_file.write_alone(trainer, shared, own, Path(path))
+        trainer.hooks.of_callbacks("on_save_checkpoint", shared)
+        trainer.lightning_module.on_save_checkpoint(shared)
+        meta = {"epoch": shared["epoch"], "global_step": shared["global_step"], "strategy": trainer.strategy_name}
+        return store.save(path, shared, own, meta=meta)
+
+
+def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
+    """Where training stood after the last optimizer step: gradients of a window that is not complete are lost."""
+    late = 0 if trainer.between_steps else loops["batch"] % trainer.accumulate_grad_batches
+    return {**loops, "batch": loops["batch"] - late, "batches_seen": loops["batches_seen"] - late}
 
 
 def find(trainer: Trainer, spec: str | Path | None) -> Path | None:

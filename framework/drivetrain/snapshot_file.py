@@ -172,8 +172,8 @@ def _orders(trainer: Trainer) -> list[list[str]]:
 
 def _whole(tensor: torch.Tensor, keep: bool) -> torch.Tensor:
     if isinstance(tensor, DTensor):
-        full = tensor.detach().full_tensor()
-        return full.cpu() if keep else tensor
+        full: torch.Tensor = tensor.full_tensor()
+        return full.detach().cpu() if keep else tensor
     return own_tensor((), tensor) if keep else tensor
 
 

@@ -364,6 +364,14 @@ class Trainer(TrainerState):
         snapshot.write(self, filepath, bool(weights_only))
         self.timing.add("checkpoint", clock)
 
+    def save_alone(self, filepath: str | Path) -> None:
+        """Save what this rank has at ``filepath`` without the other ranks: what a callback may do in ``on_exception``.
+
+        Raises:
+            CheckpointError: the strategy leaves no rank the whole state, or the disk refuses.
+        """
+        snapshot.write_alone(self, filepath)
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first worker only, above the progress bar."""
         if self.is_global_zero:
@@ -440,7 +448,6 @@ class Trainer(TrainerState):
         self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
 
     _connected = False
-    checkpoint_layout = "directory"  # or "file": Lightning's dictionary
 
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:

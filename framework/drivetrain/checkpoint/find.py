@@ -23,8 +23,8 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
         folder: where the run keeps its checkpoints.
         best: the best checkpoint, as whoever keeps the scores knows it.
 
-    ``auto`` and ``last`` pass over damaged checkpoints, with a warning for each, to the newest that is whole. Checkpoints
-    in one file come before folders.
+    ``auto`` and ``last`` pass over damaged checkpoints, with a warning for each, to the newest that is whole.
+    Checkpoints in one file come before folders.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged.
@@ -78,7 +78,9 @@ def last(folder: str | Path) -> Path | None:
 def point_last(folder: str | Path, name: str) -> Path:
     """Make ``last.ckpt`` in ``folder`` mean the checkpoint ``name`` there. It always means one or the other.
 
-    A checkpoint is a folder or a file. A relative link, so that the folder can move; a file that holds the name where the file system has no links.
+    A checkpoint is a folder or a file.
+
+    A relative link, so that the folder can move; a file that holds the name where the file system has no links.
 
     Raises:
         CheckpointError: ``name`` is no complete checkpoint of ``folder``, or is ``last.ckpt``, or that is no link.

@@ -233,7 +233,9 @@ def _untagged(safe: Any) -> Any:
     if kind in _KNOWN_TO_TORCH:
         return value
     if kind == "ndarray":
-        return value.item() if safe["scalar"] else torch.from_numpy(value) if value.dtype.kind in "biufc" else str(value)
+        if safe["scalar"]:
+            return value.item()
+        return torch.from_numpy(value) if value.dtype.kind in "biufc" else str(value)
     return str(value)
 
 
