@@ -59,10 +59,13 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         shared["loops"] = _after_step(trainer, fit.state_dict()) if alone else fit.state_dict()
+        shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
         if trainer.datamodule is not None:
             shared["datamodule"] = trainer.datamodule.state_dict()
             shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+            if trainer.datamodule.hparams_name is not None:
+                shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
         shared["metrics"] = {
             "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},

@@ -6,10 +6,6 @@ and what belongs to each rank (random generators, compression memory) is sent to
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain.checkpoint import layout, single
 from drivetrain.checkpoint.agreement import agree
-from drivetrain.checkpoint.convert import from_safe, own_tensor, to_safe
+from drivetrain.checkpoint.convert import from_safe, own_tensor
 from drivetrain.checkpoint.directory import Loaded
 from drivetrain.errors import CheckpointError
 
@@ -41,7 +37,9 @@ def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: P
         lambda tensor: _whole(tensor, keep=first),
     )
     owns = [] if weights_only else _gathered(communicator, own)
-    content = dictionary(trainer, {**shared, **whole}, owns, weights_only)
+    if trainer.fit_loop is not None and weights_only:  # Lightning keeps the counters with the weights
+        whole |= {"loops": trainer.fit_loop.state_dict(), "run": facts(trainer)}
+    content = layout.compose({**shared, **whole}, owns, trainer.strategy_name)
     if not weights_only:
         trainer.hooks.of_callbacks("on_save_checkpoint", content)
     trainer.lightning_module.on_save_checkpoint(content)
@@ -51,67 +49,31 @@ def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: P
             single.write(content, path)
         except CheckpointError as error:
             problem = error
-    agree(communicator, "saving", None, problem)
+    if problem is not None and communicator.world_size == 1:
+        raise problem
+    agree(communicator, "saving a checkpoint", None, problem)
     return path
 
 
 def write_alone(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: Path) -> Path:
     """Write what this rank has, without a word to the others."""
-    content = dictionary(trainer, shared, [_plain_own(own)], False)
+    content = layout.compose(shared, [layout.pack(own)], trainer.strategy_name)
     trainer.hooks.of_callbacks("on_save_checkpoint", content)
     trainer.lightning_module.on_save_checkpoint(content)
     return single.write(content, path)
 
 
-def dictionary(trainer: Trainer, shared: dict[str, Any], owns: list[Any], weights_only: bool) -> dict[str, Any]:
-    """Lightning's dictionary of the run, with what belongs to each rank in ``owns``."""
-    module, data, fit = trainer.lightning_module, trainer.datamodule, trainer.fit_loop
-    content: dict[str, Any] = {
-        "epoch": shared["epoch"],
-        "global_step": shared["global_step"],
-        layout.VERSION_KEY: layout.VERSION,
-        "state_dict": shared["state_dict"],
+def facts(trainer: Trainer) -> dict[str, Any]:
+    """What Lightning's counters need to know of a run besides where it stands."""
+    length, validation = trainer.num_training_batches, sum(n for n in trainer.num_val_batches if n != float("inf"))
+    data = trainer.datamodule
+    return {
+        "automatic": trainer.lightning_module.automatic_optimization,
+        "length": 0 if length == float("inf") else int(length),
+        "validation": int(validation),
+        "window": trainer.accumulate_grad_batches,
+        "datamodule": None if data is None else type(data).__qualname__,
     }
-    ours: dict[str, Any] = {"version": version("drivetrain"), "strategy": trainer.strategy_name}
-    length = trainer.num_training_batches
-    if fit is not None:
-        content["loops"] = layout.loops(
-            shared.get("loops") or fit.state_dict(),
-            automatic=module.automatic_optimization,
-            length=int(length) if length != float("inf") else 0,
-            validation=int(sum(n for n in trainer.num_val_batches if n != float("inf"))),
-            window=trainer.accumulate_grad_batches,
-        )
-    if not weights_only and fit is not None:
-        content["callbacks"] = shared["callbacks"]
-        packed = [layout.by_position(named) for named in shared["optimizer_states"]]
-        content["optimizer_states"] = [state for state, _ in packed]
-        content["lr_schedulers"] = shared["lr_schedulers"]
-        if scaler := shared["precision"].get("scaler"):
-            content[layout.SCALER] = scaler
-        ours |= {
-            "world_size": len(owns),
-            "own": owns,
-            "parameters": [order for _, order in packed],
-            "loops": to_safe(shared["loops"]),
-            "metrics": to_safe(shared["metrics"]),
-        }
-    for owner, key, name_key in (
-        (module, layout.HPARAMS, layout.HPARAMS_NAME),
-        (data, layout.DATA_HPARAMS, layout.DATA_HPARAMS_NAME),
-    ):
-        if owner is not None and owner.hparams:
-            if owner.hparams_name is not None:
-                content[name_key] = owner.hparams_name
-            content[key], rest = layout.write_hyperparameters(owner.hparams, key)
-            if rest:
-                ours[key] = rest
-            if owner is module and owner.hparams_name not in (None, "kwargs"):
-                content[layout.HPARAMS_TYPE] = "AttributeDict"
-    if data is not None and (state := data.state_dict()):
-        content[type(data).__qualname__] = state
-    content[layout.OURS] = ours
-    return content
 
 
 def read(path: Path, rank: int, world_size: int, weights_only: bool | None = None) -> Loaded:
@@ -125,7 +87,7 @@ def read(path: Path, rank: int, world_size: int, weights_only: bool | None = Non
     if isinstance(ours, dict) and "own" in ours:
         meta["world_size"] = ours["world_size"]
         if ours["world_size"] == world_size:
-            own = _plain_own_back(ours["own"][rank])
+            own = layout.unpack(ours["own"][rank])
     return Loaded(content, own, meta)
 
 
@@ -177,24 +139,9 @@ def _whole(tensor: torch.Tensor, keep: bool) -> torch.Tensor:
     return own_tensor((), tensor) if keep else tensor
 
 
-def _plain_own(own: Mapping[str, Any]) -> torch.Tensor:
-    """One rank's part as bytes in a tensor, which is how they travel and lie in the file."""
-    buffer = io.BytesIO()
-    torch.save(to_safe(dict(own)), buffer)
-    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-
-
-def _plain_own_back(data: torch.Tensor) -> dict[str, Any]:
-    try:
-        own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"the part of one rank in the checkpoint cannot be read ({error})") from error
-    return dict(from_safe(own))
-
-
 def _gathered(communicator: Communicator, own: dict[str, Any]) -> list[torch.Tensor]:
     """Every rank's part, in the order of ranks."""
-    mine = _plain_own(own)
+    mine = layout.pack(own)
     if communicator.world_size == 1:
         return [mine]
     sizes = communicator.all_gather_plain(len(mine))

@@ -13,6 +13,7 @@ import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -27,7 +28,75 @@ VERSION = "2.6.0"  # of the layout: Lightning brings files of older versions up 
 SCALER = "MixedPrecision"
 HPARAMS, HPARAMS_NAME, HPARAMS_TYPE = "hyper_parameters", "hparams_name", "hparams_type"
 DATA_HPARAMS, DATA_HPARAMS_NAME = "datamodule_hyper_parameters", "datamodule_hparams_name"
-RESERVED = frozenset({"epoch", "global_step", "state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers"})
+RUN = ("automatic", "length", "validation", "window")
+
+
+# -- the whole --------------------------------------------------------------------------------------------------
+def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) -> dict[str, Any]:
+    """The dictionary for what a checkpoint of drivetrain holds.
+
+    Args:
+        shared: the state that all ranks share; its tensors are whole.
+        owns: what belongs to each rank, each packed by :func:`pack`.
+        strategy: name of the run's strategy.
+    """
+    content: dict[str, Any] = {
+        "epoch": shared["epoch"],
+        "global_step": shared["global_step"],
+        VERSION_KEY: VERSION,
+        "state_dict": shared["state_dict"],
+    }
+    ours: dict[str, Any] = {"version": version("drivetrain"), "strategy": strategy}
+    if "loops" in shared:
+        run = shared["run"]
+        content["loops"] = loops(shared["loops"], **{name: run[name] for name in RUN})
+        if "optimizer_states" in shared:
+            packed = [by_position(named) for named in shared["optimizer_states"]]
+            content["callbacks"] = dict(shared["callbacks"])
+            content["optimizer_states"] = [state for state, _ in packed]
+            content["lr_schedulers"] = list(shared["lr_schedulers"])
+            if scaler := shared["precision"].get("scaler"):
+                content[SCALER] = scaler
+            if data := shared.get("datamodule"):
+                content[run["datamodule"]] = data
+            ours |= {
+                "world_size": len(owns),
+                "own": owns,
+                "parameters": [order for _, order in packed],
+                "loops": to_safe(shared["loops"]),
+                "metrics": to_safe(shared["metrics"]),
+            }
+    for key, name_key in ((HPARAMS, HPARAMS_NAME), (DATA_HPARAMS, DATA_HPARAMS_NAME)):
+        if shared.get(key):
+            content[key], rest = write_hyperparameters(shared[key], key)
+            if shared.get(name_key) is not None:
+                content[name_key] = shared[name_key]
+            if rest:
+                ours[key] = rest
+    if content.get(HPARAMS_NAME) not in (None, "kwargs"):
+        content[HPARAMS_TYPE] = "AttributeDict"  # one configuration, whose parts are its attributes
+    content[OURS] = ours
+    return content
+
+
+def pack(own: Mapping[str, Any]) -> torch.Tensor:
+    """One rank's part as bytes in a tensor, which is how they travel and lie in the file."""
+    buffer = io.BytesIO()
+    torch.save(to_safe(dict(own)), buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def unpack(data: torch.Tensor) -> dict[str, Any]:
+    """The inverse of :func:`pack`.
+
+    Raises:
+        CheckpointError: the bytes are none that :func:`pack` gave.
+    """
+    try:
+        own = torch.load(io.BytesIO(data.numpy().tobytes()), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"the part of one rank in the checkpoint cannot be read ({error})") from error
+    return dict(from_safe(own))
 
 
 # -- where training stands --------------------------------------------------------------------------------------
