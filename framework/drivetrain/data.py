@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from pathlib import Path
+from typing import IO, Any, Self, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -32,6 +33,21 @@ class DataModule(HyperparametersMixin, DataHooks):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
     def on_exception(self, exception: BaseException) -> None: ...
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path | IO[bytes],
+        map_location: Any = None,
+        hparams_file: str | Path | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Build the data module from a checkpoint's hyper-parameters and load its state; the arguments are those of
+        :meth:`drivetrain.TrainModule.load_from_checkpoint`."""
+        from drivetrain.restore import data_from_checkpoint
+
+        return cast(Self, data_from_checkpoint(cls, checkpoint_path, hparams_file, weights_only, kwargs))
 
     @classmethod
     def from_datasets(

@@ -19,6 +19,7 @@ class HyperparametersMixin:
     _hparams: AttributeDict
     _hparams_initial: AttributeDict
     _log_hyperparams = False
+    hparams_name: str | None = None  # the argument whose parts the hyper-parameters are, or "kwargs" for several
 
     def save_hyperparameters(
         self,
@@ -50,6 +51,9 @@ class HyperparametersMixin:
                     )
             chosen = {name: given[name] for name in args}
         chosen = {k: v for k, v in chosen.items() if k not in ignored}
+        self.hparams_name = "kwargs"
+        if len(args) == 1 and not isinstance(args[0], str):
+            self.hparams_name = next((name for name, value in given.items() if value is args[0]), None)
         self._log_hyperparams = logger
         self.hparams.update(chosen)
         self._hparams_initial = _copy(self.hparams)

@@ -23,6 +23,7 @@ class Meanings:
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
+        model_checkpoint: registered name of the callback that saves where the user gave none.
         log_folder: name of the default logger's folder.
     """
 
@@ -34,6 +35,7 @@ class Meanings:
     window: str = "samples"
     nonfinite: str = "raise"
     checkpoint: str = "directory"
+    model_checkpoint: str = "model_checkpoint"
     log_folder: str = "drivetrain_logs"
 
 
@@ -47,5 +49,6 @@ LIGHTNING = Meanings(
     window="batches",
     nonfinite="warn",
     checkpoint="file",
+    model_checkpoint="lightning_model_checkpoint",
     log_folder="lightning_logs",
 )
