@@ -26,6 +26,7 @@ class Meanings:
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         model_checkpoint: registered name of the callback that saves where the user gave none.
+        logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
     """
 
@@ -39,6 +40,7 @@ class Meanings:
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
+    logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
 
 
@@ -54,5 +56,6 @@ LIGHTNING = Meanings(
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",
+    logger="lightning_tensorboard",
     log_folder="lightning_logs",
 )

@@ -66,5 +66,5 @@ def _rest(theirs: Any, ours: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 300 else text[:300] + "..."
+    text = " ".join(repr(value).split())
+    return text if len(text) < 200 else text[:200] + "..."

@@ -129,7 +129,7 @@ class Laboratory:
         self.facts[f"{head}.state_dict"] = dict(held["state_dict"])
         self.facts[f"{head}.optimizer_states"] = held.get("optimizer_states")
         self.facts[f"{head}.lr_schedulers"] = held.get("lr_schedulers")
-        self.facts[f"{head}.keys"] = sorted(held)
+        self.facts[f"{head}.keys"] = sorted({*held} - {"drivetrain"})  # what an exact resume needs besides
 
 
 class Record:
@@ -173,7 +173,6 @@ def recorder(library: Any, record: Record) -> Any:
         original = getattr(library.Callback, name)
         names = list(inspect.signature(original).parameters)[1:]
 
-        @functools.wraps(original)
         def called(self: Any, *args: Any, **kwargs: Any) -> None:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             trainer = given["trainer"]
