@@ -270,7 +270,8 @@ class TrainerState:
 
     @property
     def num_test_batches(self) -> list[int | float]:
-        return [] if self.evaluation is None else [source.length for source in self.evaluation.sources]
+        loop = self.evaluation
+        return [source.length for source in loop.sources] if loop is not None and loop.stage == "test" else []
 
     @property
     def num_predict_batches(self) -> list[int | float]:

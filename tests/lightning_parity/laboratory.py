@@ -96,6 +96,7 @@ class Laboratory:
 
     def _look(self, trainer: Any, head: str, record: Record) -> None:
         self.facts[f"{head}.hooks"] = list(record.hooks)
+        self.facts[f"{head}.loaders"] = sorted(record.loaders)
         self.facts[f"{head}.counted"] = list(record.counted)
         self.facts[f"{head}.losses"] = list(record.losses)
         self.facts[f"{head}.rates"] = list(record.rates)
@@ -140,6 +141,7 @@ class Record:
 
     def clear(self) -> None:
         self.hooks: list[str] = []
+        self.loaders: list[str] = []  # apart: when they are asked for is declared to differ everywhere
         self.counted: list[Any] = []
         self.losses: list[float] = []
         self.rates: list[list[float]] = []
@@ -155,7 +157,8 @@ class Record:
     def _named(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def named(*args: Any, **kwargs: Any) -> Any:
-            named.record.hooks.append(name)  # type: ignore[attr-defined]
+            record = named.record  # type: ignore[attr-defined]
+            (record.loaders if name.endswith("_dataloader") else record.hooks).append(name)
             return function(*args, **kwargs)
 
         named.record = self  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+import lightning.pytorch
 import pytest
 
 import drivetrain.lightning
@@ -18,8 +19,6 @@ NAMES = sorted(found.name for found in pkgutil.iter_modules(modules.__path__))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_figures(name: str, tmp_path: Path) -> None:
-    import lightning.pytorch
-
     module = importlib.import_module(f"{modules.__name__}.{name}")
     theirs = run(module.project, lightning.pytorch, tmp_path / "there")
     ours = run(module.project, drivetrain.lightning, tmp_path / "here")
