@@ -97,7 +97,8 @@ class Laboratory:
     def _look(self, trainer: Any, head: str, record: Record) -> None:
         self.facts[f"{head}.hooks"] = list(record.hooks)
         self.facts[f"{head}.loaders"] = sorted(record.loaders)
-        self.facts[f"{head}.counted"] = list(record.counted)
+        for name, *counted in record.counted:
+            self.facts.setdefault(f"{head}.counted.{name}", []).append(counted)
         self.facts[f"{head}.losses"] = list(record.losses)
         self.facts[f"{head}.rates"] = list(record.rates)
         record.clear()

@@ -201,10 +201,10 @@ class EvaluateLoop:
         if len(self.sources) <= 1:
             return [dict(values)]
         results: list[dict[str, float]] = [{} for _ in self.sources]
+        logged_at = {entry.forked("epoch"): entry.at for entry in self.metrics.entries.values()}
         for name, value in values.items():
-            _, _, index = name.rpartition("/dataloader_idx_")
             for position, result in enumerate(results):
-                if not index.isdigit() or int(index) == position:
+                if logged_at.get(name) in (None, position):
                     result[name] = value
         return results
 
