@@ -6,7 +6,7 @@ tensors may meet in one module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
 from drivetrain.named_optimizer import load_named_state
+from drivetrain.precision import Precision
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -70,6 +71,37 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, 
 
 def _fits(value: Any, model: Tensor | None) -> bool:
     return isinstance(value, Tensor) and isinstance(model, Tensor) and value.shape == model.shape
+
+
+def load_state(
+    module: nn.Module, precision: Precision, state: Mapping[str, Any], optimizers: Sequence[Optimizer], strict: bool
+) -> None:
+    """Restore what any strategy's ``state_dict`` gave."""
+    load_weights(module, state["module"], strict)
+    for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
+        load_optimizer(module, optimizer, saved)
+    if "precision" in state:
+        precision.load_state_dict(state["precision"])
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """What ``optimizer`` steps, of all its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def scale(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
+    """Multiply every gradient; each rank sees to its own part."""
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def clip(parameters: Iterable[nn.Parameter], bound: float, algorithm: str) -> Tensor | None:
+    """Clip by the global ``"norm"``, which is returned, or each entry by ``"value"``."""
+    if algorithm == "norm":
+        return clip_by_norm(parameters, bound)
+    clip_by_value(parameters, bound)
+    return None
 
 
 def clip_by_norm(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:

@@ -21,6 +21,8 @@ from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
+from drivetrain_plugins.strategies.dtensors import parameters_of
+from drivetrain_plugins.strategies.replicas import average_buffers
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -76,6 +78,7 @@ class FullySharded(Strategy):
     """With one worker nothing is cut."""
 
     mesh: DeviceMesh | None = None
+    _fits = False  # whether the ranks' running statistics part
     _weighted = False  # whether the window's losses came with weights of their own
     _reductions = 0
 
@@ -88,6 +91,7 @@ class FullySharded(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
+        self._fits = stage == "fit"
         if self.mesh is None or isinstance(module, FSDPModule):
             return
         self.agree_on_weights()
@@ -121,15 +125,10 @@ class FullySharded(Strategy):
         super().normalise(optimizer)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float | torch.Tensor) -> None:
-        gradients = [dtensors.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        dtensors.scale(parameters_of(optimizer), factor)
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
-        if algorithm == "value":
-            dtensors.clip_by_value(_parameters(optimizer), value)
-            return None
-        return dtensors.clip_by_norm(_parameters(optimizer), value)
+        return dtensors.clip(parameters_of(optimizer), value, algorithm)
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
@@ -139,20 +138,12 @@ class FullySharded(Strategy):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
-        if self.mesh is not None and self.module.training:
-            with torch.no_grad():
-                for buffer in self.module.buffers():
-                    if buffer.is_floating_point():
-                        buffer.copy_(self.communicator.all_reduce(buffer.detach().clone()) / self.data.size)
+        if self._fits:
+            average_buffers(self.communicator, self.module.buffers())
         yield
 
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
-        dtensors.load_weights(self.module, state["module"], strict)
-        for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
-            dtensors.load_optimizer(self.module, optimizer, saved)
-        if "precision" in state:
-            self.precision.load_state_dict(state["precision"])
+        dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
     def traffic(self) -> dict[str, int]:
         """Of the gradients' reduce-scatters; the weights that are gathered for a pass are not counted."""
@@ -174,7 +165,3 @@ def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:
     sent = times * (ranks - 1) * sum(part.nbytes for part in parts)
     blocks = sum(isinstance(one, FSDPModule) for one in module.modules())
     return {"bytes_sent": sent, "bytes_dense": sent, "messages": times * (ranks - 1) * blocks}
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
