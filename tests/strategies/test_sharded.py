@@ -49,9 +49,38 @@ def test_clipping(strategy: Any, algorithm: str) -> None:
     check_parity(strategy, 2, **options)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", {"name": "mesh", "tensor": 1}])
+@pytest.mark.parametrize("strategy", [{"name": "fsdp", "wrap": "Linear,Embedding"}, {"name": "mesh", "tensor": 1}])
 def test_tied_weights(strategy: Any) -> None:
     check_parity(strategy, 2, make=tied, max_steps=8)
+
+
+def test_modules_that_share_a_weight_are_gathered_with_what_both_are_in() -> None:
+    module = tied()
+    found = blocks_of(module, "Linear,Embedding")
+    assert module.model.position in found
+    assert module.model.token not in found
+    assert module.model.head not in found
+
+
+class Adafactored(TinyGPT):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adafactor(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_an_optimizer_that_cannot_step_parts(strategy: str) -> None:
+    with pytest.raises(WorkerError, match=r"Adafactor cannot step parameters of which each rank holds a part .*AdamW"):
+        train(Adafactored, strategy, 2, data=token_loader(), max_steps=1)
+
+
+class LooksAtGroups(TinyGPT):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        [group] = optimizer.param_groups
+        assert len(group["params"]) == len(list(self.parameters()))
+
+
+def test_hooks_see_the_optimizers_own_groups() -> None:
+    train(LooksAtGroups, "tensor_parallel", 2, data=token_loader(), max_steps=2)
 
 
 def tied() -> TinyGPT:
@@ -263,7 +292,13 @@ def test_refused_before_launch(make: Any, devices: int, said: str) -> None:
 
 
 # -- meshes -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("options", [{"shard": 2, "data": 1, "tensor": 2}, {"data": 4, "tensor": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shard": 2, "data": 1, "tensor": 2, "wrap": "Mlp,Attention", "reduce_every_micro_batch": False},
+        {"data": 4, "tensor": 1},
+    ],
+)
 def test_other_meshes(options: dict[str, int]) -> None:
     check_parity({"name": "mesh", **options}, 4, max_steps=8)
 

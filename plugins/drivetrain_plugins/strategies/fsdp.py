@@ -22,6 +22,7 @@ from drivetrain.launch import Job
 from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.dtensors import parameters_of
+from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.replicas import average_buffers
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def blocks_of(module: nn.Module, wrap: str) -> list[nn.Module]:
 
     Args:
         wrap: class names with commas between, or ``auto``: the classes of the items of every ``ModuleList`` and of
-            every ``Sequential`` whose items have children of their own.
+            every ``Sequential`` whose items have children of their own. A module that shares a parameter with one
+            outside of it is left to what both are in.
 
     Raises:
         ConfigurationError: a class that is named is not in ``module``.
@@ -58,7 +60,17 @@ def blocks_of(module: nn.Module, wrap: str) -> list[nn.Module]:
             classes.add(known[name])
     lists = (nn.ModuleList, nn.ModuleDict)  # these are never called, so nothing would be gathered for them
     found = [one for one in module.modules() if type(one) in classes and not isinstance(one, lists)]
-    return [one for one in found[::-1] if any(True for _ in one.parameters())]
+    users: dict[int, set[int]] = {}
+    for one in module.modules():
+        for parameter in one.parameters(recurse=False):
+            users.setdefault(id(parameter), set()).add(id(one))
+    return [one for one in found[::-1] if any(True for _ in one.parameters()) and _keeps_to_itself(one, users)]
+
+
+def _keeps_to_itself(block: nn.Module, users: dict[int, set[int]]) -> bool:
+    """Whether no parameter of ``block`` is used outside of it: FSDP2 takes a tied parameter in one group only."""
+    inside = {id(one) for one in block.modules()}
+    return all(users[id(parameter)] <= inside for parameter in block.parameters())
 
 
 def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> None:
@@ -78,6 +90,7 @@ class FullySharded(Strategy):
     """With one worker nothing is cut."""
 
     mesh: DeviceMesh | None = None
+    original: Original | None = None  # of the module that is held in shards
     _fits = False  # whether the ranks' running statistics part
     _weighted = False  # whether the window's losses came with weights of their own
     _reductions = 0
@@ -95,7 +108,9 @@ class FullySharded(Strategy):
         if self.mesh is None or isinstance(module, FSDPModule):
             return
         self.agree_on_weights()
+        self.original = Original(module)
         shard(module, self.mesh, self.options.wrap, self.options.reshard_after_forward)
+        self.original.noted()
 
     def agree_on_weights(self) -> None:
         """Every rank begins with the first one's weights."""
@@ -130,6 +145,10 @@ class FullySharded(Strategy):
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
         return dtensors.clip(parameters_of(optimizer), value, algorithm)
 
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        with dtensors.stepping(optimizer):
+            return super()._step(optimizer, closure)
+
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         # What is gathered under inference mode could not be used in training any more.
@@ -142,12 +161,20 @@ class FullySharded(Strategy):
             average_buffers(self.communicator, self.module.buffers())
         yield
 
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        return dtensors.state(super().state_dict([]), self.module, optimizers, self.original)
+
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
         dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
     def traffic(self) -> dict[str, int]:
         """Of the gradients' reduce-scatters; the weights that are gathered for a pass are not counted."""
         return {} if self.mesh is None else reduced(self.module, self.data.size, self._reductions)
+
+    def finish(self) -> None:
+        """The caller's module has its whole weights again."""
+        if self.original is not None and self.module.trainer.return_weights:
+            self.original.give_back()
 
 
 def no_loss(rank: int) -> TrainingError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
@@ -25,6 +26,7 @@ from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
+from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
 from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
 
@@ -36,6 +38,7 @@ class Mesh(Strategy):
     """``data`` or ``shard`` times ``tensor``."""
 
     mesh: DeviceMesh
+    original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
     _fits = False  # whether the ranks' running statistics part
     _weighted = False  # whether the window's losses came with weights of their own
@@ -74,24 +77,29 @@ class Mesh(Strategy):
             self.communicator.broadcast(one.detach())
         styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
         plan = {name: styles[style]() if style in styles else style for name, style in plan_of(module).items()}
+        self.original = Original(module)
         parallelize_module(module, tensor, plan)
         if self.sharded:
-            shard(module, self.mesh["replica"], "auto", True)
+            dtensors.quiet_gathers()
+            shard(module, self.mesh["replica"], self.options.wrap, self.options.reshard_after_forward)
+        self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
     def forward_backward(self, step: Any) -> Tensor | None:
+        every = not self.sharded or self.options.reduce_every_micro_batch
+        if not every:
+            assert isinstance(self.module, FSDPModule)
+            self.module.set_requires_gradient_sync(step.last)
         loss = super().forward_backward(step)
         if loss is None and self.sharded:
             raise no_loss(self.job.rank)
         self._weighted = step.weighted or (self._weighted and not step.first)
-        self._reductions += self.sharded
+        self._reductions += self.sharded and (every or step.last)
         return loss
 
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
-    ) -> bool:
-        with _uniform_groups(optimizer):
-            return super().optimizer_step(optimizer, closure, before_step)
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        with dtensors.stepping(optimizer), _uniform_groups(optimizer):
+            return super()._step(optimizer, closure)
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         """Average over the replicas, with what this one weighed and whether it had any loss."""
@@ -131,6 +139,9 @@ class Mesh(Strategy):
             average_buffers(self.replicas, self.module.buffers())
         yield
 
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        return dtensors.state(super().state_dict([]), self.module, optimizers, self.original)
+
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
         dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
@@ -140,6 +151,11 @@ class Mesh(Strategy):
             return reduced(self.module, self.data.size, self._reductions)
         sent = self.replicas.statistics
         return {"bytes_sent": sent.bytes_sent, "bytes_dense": sent.bytes_sent, "messages": sent.messages}
+
+    def finish(self) -> None:
+        """The caller's module has its whole weights again."""
+        if self.original is not None and self.module.trainer.return_weights:
+            self.original.give_back()
 
 
 class TensorParallel(Mesh):
