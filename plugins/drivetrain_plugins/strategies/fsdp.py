@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
+from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, Strategy
@@ -60,11 +61,17 @@ def blocks_of(module: nn.Module, wrap: str) -> list[nn.Module]:
             classes.add(known[name])
     lists = (nn.ModuleList, nn.ModuleDict)  # these are never called, so nothing would be gathered for them
     found = [one for one in module.modules() if type(one) in classes and not isinstance(one, lists)]
+    users = _users(module)
+    return [one for one in found[::-1] if any(True for _ in one.parameters()) and _keeps_to_itself(one, users)]
+
+
+def _users(module: nn.Module) -> dict[int, set[int]]:
+    """Which modules hold a parameter as their own, by identities."""
     users: dict[int, set[int]] = {}
     for one in module.modules():
         for parameter in one.parameters(recurse=False):
             users.setdefault(id(parameter), set()).add(id(one))
-    return [one for one in found[::-1] if any(True for _ in one.parameters()) and _keeps_to_itself(one, users)]
+    return users
 
 
 def _keeps_to_itself(block: nn.Module, users: dict[int, set[int]]) -> bool:
@@ -73,10 +80,25 @@ def _keeps_to_itself(block: nn.Module, users: dict[int, set[int]]) -> bool:
     return all(users[id(parameter)] <= inside for parameter in block.parameters())
 
 
-def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> None:
-    """Replace the parameters of ``module`` by their shards, in place."""
+def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None = None) -> None:
+    """Replace the parameters of ``module`` by their shards, in place.
+
+    Args:
+        compute: the dtype that the blocks' weights are gathered in, None for their own. Gradients are reduced, and what
+            no block has is gathered, in the parameters' dtype: embeddings and norms at the ends lose nothing.
+    """
+    policy = MixedPrecisionPolicy()
+    if compute is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks_of(module, wrap):
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        if compute is not None and (vectors := _of_vectors(block)):
+            fully_shard(vectors, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    if not module.automatic_optimization:  # backward is run within the step, so what is called there is gathered for
+        for network in networks_of(module):
+            if not isinstance(network, FSDPModule):
+                fully_shard(network, mesh=mesh, reshard_after_forward=True)
+        return
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:
         if hasattr(module, name):
@@ -84,6 +106,44 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> No
             register_fsdp_forward_method(module, name)
             # Torch's wrapper is bound over a bound method, so that inspection would leave out the batch too.
             getattr(module, name).__func__.__signature__ = signature
+
+
+def _of_vectors(block: nn.Module) -> list[nn.Module]:
+    """The modules in ``block`` that have vectors only, such as norms: what these do is not a product of matrices, so
+    autocast leaves it in the parameters' dtype, and so must who gathers them."""
+    return [
+        one
+        for one in block.modules()
+        if (own := [*one.parameters(recurse=False)])
+        and all(parameter.ndim < 2 for parameter in own)
+        and not any(isinstance(inner, FSDPModule) for inner in one.modules())
+        and one is not block
+    ]
+
+
+def networks_of(module: TrainModule) -> list[nn.Module]:
+    """The children of ``module`` that have parameters, those within lists and dictionaries one by one.
+
+    Raises:
+        ConfigurationError: some parameters are in none of them alone.
+    """
+    found, waiting = [], [*module.children()]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, nn.ModuleList | nn.ModuleDict):
+            waiting += [*one.children()]
+        elif any(True for _ in one.parameters()):
+            found.append(one)
+    users = _users(module)
+    shared = [type(one).__name__ for one in found if not _keeps_to_itself(one, users)]
+    loose = [name for name, _ in module.named_parameters(recurse=False)]
+    if shared or loose:
+        raise ConfigurationError(
+            f"{type(module).__name__} steps its optimizer itself, so strategy=fsdp gathers each of its networks when it"
+            f" is called, and {' and '.join(loose or shared)} belong{'s' * (len(loose or shared) == 1)} to none of them"
+            " alone: hold what shares parameters in one network, or use strategy=ddp."
+        )
+    return found
 
 
 class FullySharded(Strategy):
@@ -102,14 +162,19 @@ class FullySharded(Strategy):
         if size > 1:
             self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if not module.automatic_optimization:
+            networks_of(module)
+
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
         self._fits = stage == "fit"
-        if self.mesh is None or isinstance(module, FSDPModule):
+        if self.mesh is None or any(isinstance(one, FSDPModule) for one in module.modules()):
             return
         self.agree_on_weights()
         self.original = Original(module)
-        shard(module, self.mesh, self.options.wrap, self.options.reshard_after_forward)
+        options = self.options
+        shard(module, self.mesh, options.wrap, options.reshard_after_forward, self.precision.compute_dtype)
         self.original.noted()
 
     def agree_on_weights(self) -> None:
