@@ -163,7 +163,7 @@ class FullySharded(Strategy):
             self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
-        if not module.automatic_optimization:
+        if plan.world_size > 1 and not module.automatic_optimization:
             networks_of(module)
 
     def prepare(self, module: TrainModule, stage: str) -> None:
@@ -239,7 +239,9 @@ class FullySharded(Strategy):
     def finish(self) -> None:
         """The caller's module has its whole weights again."""
         if self.original is not None and self.module.trainer.return_weights:
-            self.original.give_back()
+            with self.consensus():
+                self.original.give_back()
+            self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
 
 def no_loss(rank: int) -> TrainingError:

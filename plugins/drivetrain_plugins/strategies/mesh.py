@@ -156,7 +156,9 @@ class Mesh(Strategy):
     def finish(self) -> None:
         """The caller's module has its whole weights again."""
         if self.original is not None and self.module.trainer.return_weights:
-            self.original.give_back()
+            with self.consensus():
+                self.original.give_back()
+            self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
 
 class TensorParallel(Mesh):

@@ -62,8 +62,8 @@ def _check(plan: Plan) -> list[Conflict]:
     if data * shard * tensor * pipeline != plan.world_size:
         return [
             Conflict(
-                f"{given} do not multiply to the {plan.world_size} workers that devices gives: set devices to a"
-                f" multiple of {shard * tensor * pipeline}, or other sizes."
+                f"{given} do not multiply to the {plan.world_size} workers that devices gives: set devices to"
+                f" {'a multiple of ' * (data < 1)}{max(data, 1) * shard * tensor * pipeline}, or other sizes."
             )
         ]
     if data > 1 and shard > 1:
