@@ -40,6 +40,7 @@ _SLOWING = (
     "num_sanity_val_steps",
     "fast_dev_run",
     "detect_anomaly",
+    "profiler",
 )
 
 
@@ -114,6 +115,8 @@ def resolve_devices(devices: Any, available: int, accelerator: str, default: int
     """
     if devices in ("auto", None):
         return default
+    if isinstance(devices, str) and "," in devices:  # "0,1" are the indices 0 and 1, "2," the index 2
+        devices = [int(part) if part.strip().isdigit() else part for part in devices.split(",") if part.strip()]
     if isinstance(devices, (list, tuple)):
         for index in devices:
             _whole("devices", index, 0, none=False)

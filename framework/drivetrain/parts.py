@@ -74,9 +74,15 @@ def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> 
     if given is False:
         return []
     if given is None or given is True:
-        return [registry.load("loggers", "tensorboard")(save_dir=os.fspath(trainer.default_root_dir))]
+        kind, folder = registry.load("loggers", "tensorboard"), os.fspath(trainer.default_root_dir)
+        return [kind(save_dir=folder, name=trainer.meanings.log_folder)]
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for logger in found:
         if not isinstance(logger, Logger):
             raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")
     return found
+
+
+def profiler_of(given: Any) -> Any:
+    """The profiler of that registered name, or the object itself; None for none."""
+    return registry.load("profilers", given)() if isinstance(given, str) else given

@@ -38,8 +38,11 @@ class Placement:
     options: Any
 
 
-def place(accelerator: str, strategy: Any, devices: Any, num_nodes: int, backend: str | None) -> Placement:
-    """Decide from the Trainer's arguments, the GPUs that are present and the job that may have been started."""
+def place(
+    accelerator: str, strategy: Any, devices: Any, num_nodes: int, backend: str | None, cpu_workers: int = 2
+) -> Placement:
+    """Decide from the Trainer's arguments, the GPUs that are present and the job that may have been started;
+    ``cpu_workers`` is what several workers are by default where there are no GPUs."""
     gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()  # through NVML
     if accelerator in ("gpu", "cuda") and gpus == 0:
         raise ConfigurationError(f"accelerator={accelerator}: there is no GPU here, use accelerator=cpu.")
@@ -50,7 +53,7 @@ def place(accelerator: str, strategy: Any, devices: Any, num_nodes: int, backend
     job = current_job()
     declaration, given = _declaration(strategy, many=job.world_size > 1 if job else gpus > 1 or _several(devices))
     options = strategy_options(declaration, given)
-    default = 1 if declaration.support.max_world_size == 1 else gpus or 2
+    default = 1 if declaration.support.max_world_size == 1 else gpus or cpu_workers
     if job is None:
         count = resolve_devices(devices, gpus, kind, default)
         return Placement(kind, backend, None, count, num_nodes, count * num_nodes, declaration, options)
@@ -64,7 +67,7 @@ def place(accelerator: str, strategy: Any, devices: Any, num_nodes: int, backend
 
 
 def _several(devices: Any) -> bool:
-    return devices not in ("auto", None, 1, "1", [0])
+    return devices not in ("auto", None, 1, "1", [0], "0,", (0,))
 
 
 def _declaration(strategy: Any, many: bool) -> tuple[Declaration, dict[str, Any]]:

@@ -118,6 +118,7 @@ class Strategy:
     """A single process on one device; the base of all others.
 
     Attributes:
+        name: as it is registered.
         job: this worker's place.
         device: where the module computes.
         communicator: the ranks that train (and checkpoint) together.
@@ -129,6 +130,8 @@ class Strategy:
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
     """
+
+    name = ""
 
     def __init__(self, options: Any, support: Support) -> None:
         self.options = options

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
@@ -24,9 +24,10 @@ from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import Job
 from drivetrain.logger import Logger
+from drivetrain.meanings import OWN, Meanings
 from drivetrain.metrics import Exchange, Metrics
 from drivetrain.module import TrainModule
-from drivetrain.parts import callbacks_of, loggers_of, precision_of
+from drivetrain.parts import callbacks_of, loggers_of, precision_of, profiler_of
 from drivetrain.placement import place
 from drivetrain.precision import Precision
 from drivetrain.session import Request
@@ -73,6 +74,10 @@ class Trainer(TrainerState):
         accumulate_grad_batches: micro-batches per optimizer step; a short last window is a step of its own, weighted
             by its samples.
         gradient_clip_val: bound of the gradients' norm or entries, see ``gradient_clip_algorithm``.
+        profiler: what measures the parts of a run: ``"simple"``, ``"advanced"``, ``"pytorch"`` or an object.
+        sync_batchnorm: let BatchNorm see the batch of all replicas (GPUs only).
+        reload_dataloaders_every_n_epochs: ask for the loaders again so often.
+        enable_autolog_hparams: whether hyper-parameters are written to the loggers at the start.
         batch: ``"global"``: a loader's batch is the whole step's, each replica reads its part. ``"per_process"``:
             each replica gets batches of that size.
         seed: seeds everything before the module is built by a recipe, and the shuffle; None keeps torch's seed.
@@ -86,6 +91,8 @@ class Trainer(TrainerState):
     Raises:
         ConfigurationError: an argument or a combination that cannot run.
     """
+
+    meanings: ClassVar[Meanings] = OWN
 
     def __init__(
         self,
@@ -126,9 +133,13 @@ class Trainer(TrainerState):
         detect_anomaly: bool = False,
         barebones: bool = False,
         default_root_dir: str | Path | None = None,
-        batch: str = "global",
+        profiler: Any = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        enable_autolog_hparams: bool = True,
+        batch: str | None = None,
         seed: int | None = None,
-        nonfinite: str = "raise",
+        nonfinite: str | None = None,
         compile: bool | str = False,
         loss_scale: float | str | None = None,
         return_weights: bool = True,
@@ -139,10 +150,12 @@ class Trainer(TrainerState):
         start_timeout: float = 60.0,
         timeout: float = 300.0,
     ) -> None:
+        batch, nonfinite = batch or self.meanings.batch, nonfinite or self.meanings.nonfinite
         given = dict(locals())
         check_arguments(given)
         check_compile(compile)
         if barebones:
+            profiler = None
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
             num_sanity_val_steps = 0
         fast = int(fast_dev_run)
@@ -188,7 +201,11 @@ class Trainer(TrainerState):
         self.master_port = master_port
         self.start_timeout = start_timeout
         self.timeout = timeout
-        placed = place(accelerator, strategy, devices, num_nodes, backend)
+        self.sync_batchnorm = sync_batchnorm
+        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
+        self.enable_autolog_hparams = enable_autolog_hparams
+        self.profiler = profiler_of(profiler)
+        placed = place(accelerator, strategy, devices, num_nodes, backend, self.meanings.cpu_workers)
         self.job = placed.job
         self.accelerator_name, self.backend = placed.accelerator, placed.backend
         self.num_devices, self.num_nodes, self.world_size = placed.devices, placed.num_nodes, placed.world_size
@@ -199,6 +216,7 @@ class Trainer(TrainerState):
         self.compression_name = compressor.name
         refuse(self.plan(), self.declaration)
         self.strategy: Strategy = self.declaration.build(self.strategy_options)
+        self.strategy.name = self.declaration.name
         self.strategy.precision = self.precision_plugin
         self.strategy.compressor = compressor.build(self.compression_options)
         self._own_callbacks = callbacks_of(self, callbacks, enable_checkpointing, enable_model_summary)

@@ -1,0 +1,132 @@
+"""Several loaders read as one: a batch is the collection of one batch of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from drivetrain.errors import ConfigurationError, nearest
+
+MODES = ("min_size", "max_size_cycle", "max_size", "sequential")
+
+
+def combined_length(mode: str, lengths: list[int | float]) -> int | float:
+    """Batches that come of loaders with ``lengths`` (``inf`` where unknown)."""
+    if not lengths:
+        return 0
+    if mode == "min_size":
+        return min(lengths)
+    return sum(lengths) if mode == "sequential" else max(lengths)
+
+
+def zipped(mode: str, openings: list[Callable[[], Iterator[Any]]]) -> Iterator[list[Any]]:
+    """One item of each reader at a time. ``max_size_cycle`` opens a reader that is used up again, until the longest is;
+    ``max_size`` gives None for it; ``min_size`` ends with the shortest."""
+    readers = [opening() for opening in openings]
+    used_up = [False] * len(readers)
+    while readers:
+        items: list[Any] = []
+        for number, reader in enumerate(readers):
+            item = next(reader, _END)
+            if item is _END:
+                if mode == "min_size":
+                    return
+                used_up[number] = True
+                if all(used_up):
+                    return
+                if mode == "max_size_cycle":
+                    readers[number] = openings[number]()
+                    item = next(readers[number], _END)
+                if item is _END:
+                    item = None
+            items.append(item)
+        yield items
+
+
+_END = object()
+
+
+class CombinedLoader:
+    """Loaders in any nesting of dicts, lists and tuples, with Lightning's modes.
+
+    Iterating gives ``(batch, batch_idx, dataloader_idx)``. ``mode="sequential"`` reads one after the other,
+    ``"min_size"`` all at once until the shortest ends, ``"max_size"`` until the longest ends with None for the others,
+    ``"max_size_cycle"`` until the longest ends while the others begin again.
+    """
+
+    def __init__(self, iterables: Any, mode: str = "min_size") -> None:
+        if mode not in MODES:
+            raise ConfigurationError(f"CombinedLoader(mode={mode!r}): {nearest(str(mode), MODES)}")
+        self.iterables = iterables
+        self.mode = mode
+        self.flattened, self._spec = tree_flatten(iterables, is_leaf=_is_loader)
+        self.limits: list[int | float] | None = None
+        self._iterator: Iterator[tuple[Any, int, int]] | None = None
+
+    def _limits(self) -> list[int | None]:
+        limits = self.limits or [float("inf")] * len(self.flattened)
+        return [None if limit == float("inf") else int(limit) for limit in limits]
+
+    @property
+    def batch_sampler(self) -> Any:
+        return tree_unflatten([getattr(loader, "batch_sampler", None) for loader in self.flattened], self._spec)
+
+    @property
+    def sampler(self) -> Any:
+        return tree_unflatten([getattr(loader, "sampler", None) for loader in self.flattened], self._spec)
+
+    def reset(self) -> None:
+        """Forget the iteration that was begun."""
+        self._iterator = None
+
+    def __iter__(self) -> CombinedLoader:
+        self._iterator = self._read()
+        return self
+
+    def __next__(self) -> tuple[Any, int, int]:
+        if self._iterator is None:
+            raise StopIteration
+        return next(self._iterator)
+
+    def _read(self) -> Iterator[tuple[Any, int, int]]:
+        limits = self._limits()
+        if self.mode == "sequential":
+            for number, (loader, limit) in enumerate(zip(self.flattened, limits, strict=True)):
+                for index, batch in enumerate(loader):
+                    if limit is not None and index >= limit:
+                        break
+                    yield batch, index, number
+            return
+        openings = [_opening(loader, limit) for loader, limit in zip(self.flattened, limits, strict=True)]
+        for index, items in enumerate(zipped(self.mode, openings)):
+            yield tree_unflatten(items, self._spec), index, 0
+
+    def rebuilt(self, leaves: list[Any]) -> Any:
+        """``leaves``, one for each loader, in the nesting of the loaders."""
+        return tree_unflatten(leaves, self._spec)
+
+    def __len__(self) -> int:
+        lengths = []
+        for loader, limit in zip(self.flattened, self._limits(), strict=True):
+            length: int | float = len(loader) if isinstance(loader, Sized) else float("inf")
+            lengths.append(length if limit is None else min(length, limit))
+        length = combined_length(self.mode, lengths)
+        if length == float("inf"):
+            raise NotImplementedError("a loader without a length is among them")
+        return int(length)
+
+
+def _is_loader(node: Any) -> bool:
+    return not isinstance(node, (dict, list, tuple))
+
+
+def _opening(loader: Any, limit: int | None) -> Callable[[], Iterator[Any]]:
+    def opening() -> Iterator[Any]:
+        for index, batch in enumerate(loader):
+            if limit is not None and index >= limit:
+                return
+            yield batch
+
+    return opening

@@ -1,0 +1,51 @@
+"""Accelerators are chosen by name here: ``accelerator="cpu"``, ``"gpu"``, ``"cuda"`` or ``"auto"``."""
+
+from __future__ import annotations
+
+import torch
+
+from drivetrain.errors import ConfigurationError
+
+__path__: list[str] = []
+
+
+class Accelerator:
+    """A kind of device. An object of a subclass may be given as ``accelerator=``."""
+
+    name = "auto"
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+
+class CPUAccelerator(Accelerator):
+    name = "cpu"
+
+
+class CUDAAccelerator(Accelerator):
+    name = "cuda"
+
+    @staticmethod
+    def is_available() -> bool:
+        return torch.cuda.is_available()
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return torch.cuda.device_count()
+
+
+def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
+    """Numbers of the first ``num_devices`` GPUs (-1: all).
+
+    Raises:
+        ConfigurationError: there are not so many.
+    """
+    found = list(range(torch.cuda.device_count()))
+    if num_devices > len(found):
+        raise ConfigurationError(f"there are {len(found)} GPUs here, not {num_devices}: ask for fewer.")
+    return found if num_devices == -1 else found[:num_devices]

@@ -1,0 +1,13 @@
+"""Where Lightning keeps its module, data module and their parts."""
+
+from __future__ import annotations
+
+from drivetrain.attribute_dict import AttributeDict as AttributeDict
+from drivetrain.data import DataModule as LightningDataModule
+from drivetrain.data_hooks import DataHooks as DataHooks
+from drivetrain.hyperparameters import HyperparametersMixin as HyperparametersMixin
+from drivetrain.module import TrainModule as LightningModule
+from drivetrain.optimizer import TrainOptimizer as LightningOptimizer
+
+__all__ = ["DataHooks", "HyperparametersMixin", "LightningDataModule", "LightningModule", "LightningOptimizer"]
+__path__: list[str] = []

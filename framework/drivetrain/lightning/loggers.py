@@ -1,0 +1,22 @@
+"""Lightning's loggers by class name; each is a plugin registered under ``drivetrain.loggers``."""
+
+from __future__ import annotations
+
+from drivetrain.lightning.plugin_names import finder
+from drivetrain.logger import Logger as Logger
+
+NAMES = {
+    "CSVLogger": "csv",
+    "MLFlowLogger": "mlflow",
+    "TensorBoardLogger": "tensorboard",
+    "WandbLogger": "wandb",
+}
+NOT_OFFERED = {
+    "CometLogger": "derive a logger from drivetrain.Logger that writes there, or use WandbLogger or MLFlowLogger.",
+    "LitLogger": "it writes to its vendor's platform: use TensorBoardLogger, MLFlowLogger or WandbLogger.",
+    "NeptuneLogger": "derive a logger from drivetrain.Logger that writes there, or use WandbLogger or MLFlowLogger.",
+}
+__all__ = ["Logger", *NAMES]  # noqa: PLE0604  (they are strings)
+__path__: list[str] = []
+
+__getattr__ = finder(__name__, "loggers", NAMES, NOT_OFFERED)

@@ -1,0 +1,77 @@
+"""Lightning's plugins: what a Trainer takes through ``plugins=``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision import Precision as Precision
+
+__path__: list[str] = []
+
+
+def _named(kind: str, name: str) -> Any:
+    from drivetrain import registry
+
+    return registry.load("precisions", name)(name, None) if kind else None
+
+
+def MixedPrecision(precision: str = "16-mixed", device: Any = "cuda", scaler: Any = None) -> Precision:
+    """``precision="16-mixed"`` or ``"bf16-mixed"`` as an object; the scaler is drivetrain's."""
+    if scaler is not None:
+        raise ConfigurationError("MixedPrecision(scaler=...): set Trainer(loss_scale=...) for another initial scale.")
+    return _named("mixed", precision)
+
+
+def HalfPrecision(precision: str = "16-true") -> Precision:
+    """``precision="bf16-true"`` as an object."""
+    return _named("half", precision)
+
+
+def DoublePrecision() -> Precision:
+    """``precision="64-true"`` as an object."""
+    return _named("double", "64-true")
+
+
+_NOT_OFFERED = {
+    "AsyncCheckpointIO": "give ModelCheckpoint(...) as it is: checkpoints are written complete or not at all",
+    "BitsandbytesPrecision": "quantise the layers in configure_model",
+    "CheckpointIO": "override ModelCheckpoint, or convert checkpoints with drivetrain.checkpoint",
+    "ClusterEnvironment": "torchrun, srun and mpirun are recognised by themselves; else set node_rank and master_addr",
+    "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
+    "FSDPPrecision": "set precision, strategy=fsdp takes it",
+    "LayerSync": "use sync_batchnorm=True",
+    "LightningEnvironment": "leave it out: workers are started by the Trainer",
+    "SLURMEnvironment": "leave it out: srun is recognised by itself",
+    "TorchCheckpointIO": "leave it out: it is what is done",
+    "TorchElasticEnvironment": "leave it out: torchrun is recognised by itself",
+    "TorchSyncBatchNorm": "use sync_batchnorm=True",
+    "TransformerEnginePrecision": "use precision=bf16-mixed",
+    "XLACheckpointIO": "there is no TPU support",
+    "XLAPrecision": "there is no TPU support",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NOT_OFFERED:
+        raise AttributeError(f"{__name__}.{name} is not offered: {_NOT_OFFERED[name]}.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def precision_among(plugins: Any, precision: Any) -> Any:
+    """The precision that ``plugins`` hold, or ``precision`` where they hold none.
+
+    Raises:
+        ConfigurationError: they hold something else, or a precision is given twice.
+    """
+    given = [] if plugins is None else list(plugins) if isinstance(plugins, Sequence) else [plugins]
+    for plugin in given:
+        if not isinstance(plugin, Precision):
+            raise ConfigurationError(
+                f"plugins: {type(plugin).__name__} is no Precision, the only plugin that a Trainer takes here: leave it"
+                " out; clusters are recognised by themselves, and sync_batchnorm=True synchronises BatchNorm."
+            )
+    if len(given) > 1 or (given and precision is not None):
+        raise ConfigurationError("plugins and precision give more than one precision: give one.")
+    return given[0] if given else precision

@@ -1,0 +1,18 @@
+"""Lightning's profilers by class name; each is a plugin registered under ``drivetrain.profilers``."""
+
+from __future__ import annotations
+
+from drivetrain.lightning.plugin_names import finder
+
+NAMES = {
+    "AdvancedProfiler": "advanced",
+    "PassThroughProfiler": "passthrough",
+    "Profiler": "profiler",
+    "PyTorchProfiler": "pytorch",
+    "SimpleProfiler": "simple",
+}
+NOT_OFFERED = {"XLAProfiler": "there is no TPU support: use PyTorchProfiler."}
+__all__ = [*NAMES]  # noqa: PLE0604  (they are strings)
+__path__: list[str] = []
+
+__getattr__ = finder(__name__, "profilers", NAMES, NOT_OFFERED)

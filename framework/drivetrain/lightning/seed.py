@@ -1,0 +1,31 @@
+"""Lightning's ``seed_everything``: drivetrain's, which also tells workers and later Trainers the seed."""
+
+from __future__ import annotations
+
+import os
+
+import drivetrain.seeding
+from drivetrain.errors import ConfigurationError
+
+
+def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
+    """Seed torch (all devices), numpy and Python's ``random``; returns the seed.
+
+    Args:
+        seed: by default ``PL_GLOBAL_SEED`` of the environment, else 0.
+        workers: accepted; loader workers draw from seeds derived from this one in any case.
+        verbose: say so, on the first worker.
+
+    Raises:
+        ConfigurationError: ``PL_GLOBAL_SEED`` is no number, or the seed is negative.
+    """
+    if seed is None:
+        text = os.environ.get("PL_GLOBAL_SEED", "0")
+        try:
+            seed = int(text)
+        except ValueError:
+            raise ConfigurationError(f"PL_GLOBAL_SEED={text!r}: give a whole number.") from None
+    first = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0) == 0
+    found = drivetrain.seeding.seed_everything(int(seed), verbose=verbose and first)
+    os.environ["PL_GLOBAL_SEED"], os.environ["PL_SEED_WORKERS"] = str(found), str(int(workers))
+    return found

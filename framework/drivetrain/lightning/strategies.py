@@ -1,0 +1,144 @@
+"""Lightning's strategies: a name or an object of theirs, and the strategy of drivetrain that it means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.strategy import Strategy as Strategy
+
+__path__: list[str] = []
+
+_REPLICATED = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "bucket_cap_mb")
+# How processes come to be is not part of a strategy here: a script, a notebook and torchrun all start the same one.
+_STARTS = ("", "_spawn", "_fork", "_notebook")
+
+
+def _names() -> dict[str, dict[str, Any]]:
+    unused = {"_find_unused_parameters_true": {"find_unused_parameters": True}, "_find_unused_parameters_false": {}}
+    names: dict[str, dict[str, Any]] = {}
+    for start in _STARTS:
+        names[f"ddp{start}"] = {"name": "ddp"}
+        for suffix, options in unused.items():
+            names[f"ddp{start}{suffix}"] = {"name": "ddp", **options}
+    for name in ("fsdp", "fsdp_cpu_offload"):
+        names[name] = {"name": "fsdp"}
+    for stage, name in ((2, "deepspeed"), (1, "deepspeed_stage_1"), (2, "deepspeed_stage_2"), (3, "deepspeed_stage_3")):
+        names[name] = {"name": "zero", "stage": stage}
+    return names
+
+
+NAMES = _names()
+_REFUSED = {
+    "fsdp_cpu_offload": "use strategy=deepspeed_stage_3 or fewer parameters per GPU",
+    "deepspeed_stage_1_offload": "use strategy=deepspeed_stage_1",
+    "deepspeed_stage_2_offload": "use strategy=deepspeed_stage_2",
+    "deepspeed_stage_3_offload": "use strategy=deepspeed_stage_3",
+    "deepspeed_stage_3_offload_nvme": "use strategy=deepspeed_stage_3",
+}
+
+
+class _Kind(type):
+    """``isinstance(trainer.strategy, DDPStrategy)`` holds for the running strategy that such an object means."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if super().__instancecheck__(instance):
+            return True
+        matches: Any = getattr(cls, "matches")  # noqa: B009  (of the class, which mypy does not know here)
+        return isinstance(instance, Strategy) and bool(matches(instance))
+
+
+class Asked(metaclass=_Kind):
+    """What a strategy object of Lightning asks for.
+
+    Attributes:
+        wanted: drivetrain's strategy and its options.
+        settings: arguments of the Trainer that come with it.
+    """
+
+    means = ""
+
+    @classmethod
+    def matches(cls, strategy: Strategy) -> bool:
+        """Whether a running strategy is of this kind."""
+        return strategy.name == cls.means
+
+    def __init__(self, **options: Any) -> None:
+        self.wanted: dict[str, Any] = {"name": self.means}
+        self.settings: dict[str, Any] = {}
+        timeout = options.pop("timeout", None)
+        if timeout is not None:
+            self.settings["timeout"] = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+        backend = options.pop("process_group_backend", None)
+        if backend is not None:
+            self.settings["backend"] = backend
+        self._take(options)
+
+    def _take(self, options: Mapping[str, Any]) -> None:
+        for name, value in options.items():
+            if value is not None:
+                raise ConfigurationError(f"{type(self).__name__}({name}={value!r}) is not offered: leave it out.")
+
+
+class SingleDeviceStrategy(Asked):
+    means = "single"
+
+    def __init__(self, device: Any = "cpu", **options: Any) -> None:
+        super().__init__(**options)
+
+
+class ParallelStrategy(Asked):
+    """Any running strategy on several workers."""
+
+    @classmethod
+    def matches(cls, strategy: Strategy) -> bool:
+        return strategy.job.world_size > 1
+
+
+class DDPStrategy(Asked):
+    means = "ddp"
+
+    def _take(self, options: Mapping[str, Any]) -> None:
+        mine = {name: value for name, value in options.items() if name in _REPLICATED}
+        self.wanted |= mine
+        rest = {name: value for name, value in options.items() if name not in mine and name != "start_method"}
+        if rest.get("ddp_comm_hook") is not None:
+            raise ConfigurationError("DDPStrategy(ddp_comm_hook=...): use Trainer(compression='bf16') and its like.")
+        super()._take(rest)
+
+
+class FSDPStrategy(Asked):
+    means = "fsdp"
+
+
+class DeepSpeedStrategy(Asked):
+    means = "zero"
+
+    def __init__(self, stage: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        self.wanted["stage"] = stage
+
+
+class ModelParallelStrategy(Asked):
+    means = "mesh"
+
+    def __init__(self, data_parallel_size: Any = "auto", tensor_parallel_size: Any = "auto", **options: Any) -> None:
+        super().__init__(**options)
+        raise ConfigurationError(
+            "ModelParallelStrategy leaves sharding to configure_model: use strategy={'name': 'mesh', 'tensor': 2},"
+            " which shards by itself."
+        )
+
+
+def meaning_of(strategy: Any) -> tuple[Any, dict[str, Any]]:
+    """drivetrain's strategy (a name, or a dict of name and options), and arguments of the Trainer that come with it."""
+    if isinstance(strategy, Asked):
+        return dict(strategy.wanted), dict(strategy.settings)
+    if isinstance(strategy, str):
+        if strategy in _REFUSED:
+            raise ConfigurationError(f"strategy={strategy}: nothing is offloaded here, {_REFUSED[strategy]}.")
+        if strategy in NAMES:
+            return dict(NAMES[strategy]), {}
+    return strategy, {}

@@ -1,0 +1,127 @@
+"""Lightning's Trainer: drivetrain's, with Lightning's arguments, defaults and meanings."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import drivetrain.trainer
+from drivetrain.callback import Callback
+from drivetrain.declaration import Declaration
+from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.lightning.accelerators import Accelerator
+from drivetrain.lightning.plugins import precision_among
+from drivetrain.lightning.seed import seed_everything as seed_everything
+from drivetrain.lightning.strategies import Asked, meaning_of
+from drivetrain.logger import Logger
+from drivetrain.meanings import LIGHTNING
+from drivetrain.precision import Precision
+
+__path__: list[str] = []
+_PREFIX = "PL_TRAINER_"
+
+
+def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
+    """Let ``PL_TRAINER_MAX_EPOCHS=3`` and its like take the place of defaults; what is given in code stays."""
+    parameters = [name for name, p in inspect.signature(init).parameters.items() if p.kind is p.KEYWORD_ONLY]
+
+    @functools.wraps(init)
+    def with_defaults(self: Any, **given: Any) -> None:
+        for name in parameters:
+            text = os.environ.get(f"{_PREFIX}{name.upper()}")
+            if text is not None and name not in given:
+                try:
+                    given[name] = ast.literal_eval(text)
+                except (ValueError, SyntaxError):
+                    given[name] = text
+        init(self, **given)
+
+    return with_defaults
+
+
+_ELSEWHERE = set(inspect.signature(drivetrain.trainer.Trainer.__init__).parameters) - {"self"}
+
+
+class Trainer(drivetrain.trainer.Trainer):
+    """Takes every argument of Lightning 2.6's Trainer, with its defaults and meanings, and drivetrain's own besides
+    (``compression``, ``seed``, ``batch``, ``nonfinite``, ``compile``, ...; see :class:`drivetrain.Trainer`).
+
+    What is not offered is refused in one sentence that names the way out; nothing is ignored. Environment variables
+    ``PL_TRAINER_<ARGUMENT>`` override defaults.
+
+    Raises:
+        ConfigurationError: an argument or a combination that cannot run.
+    """
+
+    meanings = LIGHTNING
+
+    @_from_environment
+    def __init__(
+        self,
+        *,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Asked | dict[str, Any] | Declaration = "auto",
+        devices: list[int] | str | int = "auto",
+        num_nodes: int = 1,
+        precision: str | int | Precision | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        deterministic: bool | str | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        profiler: Any = None,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        plugins: Any = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        default_root_dir: str | Path | None = None,
+        enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
+        **more: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "more", "__class__")}
+        for name in more:
+            if name not in _ELSEWHERE:
+                known = {*given, *_ELSEWHERE}
+                raise ConfigurationError(f"the Trainer has no argument {name!r}: {nearest(name, known)}")
+        if given.pop("model_registry") is not None:
+            raise ConfigurationError(
+                f"model_registry={model_registry!r}: nothing is uploaded to a vendor's registry: leave it out and copy"
+                " trainer.checkpoint_callback.best_model_path where you want it."
+            )
+        given["strategy"], settings = meaning_of(strategy)
+        given["precision"] = precision_among(given.pop("plugins"), precision)
+        if isinstance(accelerator, Accelerator):
+            given["accelerator"] = accelerator.name
+        if logger is not None and not isinstance(logger, (bool, Logger)):
+            given["logger"] = list(logger)
+        super().__init__(**{**given, **settings, **more})

@@ -1,0 +1,216 @@
+"""Lightning's utilities that published projects use."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, NotRequired, TypedDict
+
+import torch
+from lightning_utilities.core.enums import StrEnum as LightningEnum
+from lightning_utilities.core.overrides import is_overridden as is_overridden
+from lightning_utilities.core.rank_zero import rank_prefixed_message as rank_prefixed_message
+from lightning_utilities.core.rank_zero import rank_zero_debug as rank_zero_debug
+from lightning_utilities.core.rank_zero import rank_zero_deprecation as rank_zero_deprecation
+from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_only as rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.attribute_dict import AttributeDict as AttributeDict
+from drivetrain.checkpoint import rng
+from drivetrain.combined import CombinedLoader as CombinedLoader
+from drivetrain.data_hooks import move
+from drivetrain.errors import ConfigurationError
+from drivetrain.sharding import batch_size as _batch_size
+
+__all__ = [
+    "AttributeDict",
+    "CombinedLoader",
+    "GradClipAlgorithmType",
+    "LightningEnum",
+    "disable_possible_user_warnings",
+    "find_shared_parameters",
+    "grad_norm",
+    "is_picklable",
+    "is_shared_filesystem",
+    "measure_flops",
+    "move_data_to_device",
+    "rank_zero_deprecation",
+    "rank_zero_info",
+    "rank_zero_only",
+    "rank_zero_warn",
+    "set_shared_parameters",
+    "suggested_max_num_workers",
+]
+__path__: list[str] = []
+
+if getattr(rank_zero_only, "rank", None) is None:
+    setattr(rank_zero_only, "rank", int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0))  # noqa: B010
+
+FLOAT16_EPSILON = torch.finfo(torch.float16).eps
+FLOAT32_EPSILON = torch.finfo(torch.float32).eps
+FLOAT64_EPSILON = torch.finfo(torch.float64).eps
+
+# -- types that projects annotate with --------------------------------------------------------------------------
+STEP_OUTPUT = Tensor | Mapping[str, Any] | None
+TRAIN_DATALOADERS = Any
+EVAL_DATALOADERS = Any
+_METRIC = Any
+LRSchedulerTypeUnion = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau
+LRSchedulerType = type[torch.optim.lr_scheduler.LRScheduler] | type[torch.optim.lr_scheduler.ReduceLROnPlateau]
+LRSchedulerPLType = LRSchedulerTypeUnion
+
+
+class LRSchedulerConfigType(TypedDict, total=False):
+    scheduler: Any
+    name: str | None
+    interval: str
+    frequency: int
+    reduce_on_plateau: bool
+    monitor: str | None
+    strict: bool
+
+
+class OptimizerConfig(TypedDict):
+    optimizer: Optimizer
+
+
+class OptimizerLRSchedulerConfig(TypedDict):
+    optimizer: Optimizer
+    lr_scheduler: Any
+    monitor: NotRequired[str]
+
+
+OptimizerLRScheduler = Any
+
+
+class GradClipAlgorithmType(StrEnum):
+    VALUE = "value"
+    NORM = "norm"
+
+
+class MisconfigurationException(ConfigurationError):
+    """Lightning's name of a request that cannot be carried out as written."""
+
+
+class PossibleUserWarning(UserWarning):
+    """A warning that may not concern the user."""
+
+
+def disable_possible_user_warnings(module: str = "") -> None:
+    """Silence warnings of the kind :class:`PossibleUserWarning`."""
+    warnings.filterwarnings("ignore", module=module, category=PossibleUserWarning)
+
+
+# -- data -------------------------------------------------------------------------------------------------------
+def move_data_to_device(batch: Any, device: Any) -> Any:
+    """``batch`` (any nesting of tensors) on ``device``."""
+    return move(batch, torch.device(device))
+
+
+def extract_batch_size(batch: Any) -> int:
+    """Samples of a batch: the first dimension of its first tensor.
+
+    Raises:
+        ConfigurationError: it has no tensor.
+    """
+    size = _batch_size(batch)
+    if size is None:
+        raise ConfigurationError("the batch size cannot be read off this batch: give self.log(..., batch_size=...).")
+    return size
+
+
+def suggested_max_num_workers(local_world_size: int) -> int:
+    """Loader workers for each of ``local_world_size`` processes of this machine, which has so many cores."""
+    if local_world_size < 1:
+        raise ValueError(f"local_world_size is at least 1, not {local_world_size}.")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // local_world_size)
+
+
+def is_shared_filesystem(strategy: Any, path: Any = None, timeout: int = 3) -> bool:
+    """Whether all ranks see the same files: so on one node, and asked of the user's set-up on several."""
+    return bool(strategy.job.num_nodes == 1)
+
+
+# -- modules ----------------------------------------------------------------------------------------------------
+def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: str = "/") -> dict[str, Tensor]:
+    """Norms of each parameter's gradient, and of all together, by name."""
+    kind = float(norm_type)
+    if kind <= 0:
+        raise ValueError(f"norm_type is above 0, not {norm_type}.")
+    head = f"grad_{kind}_norm"
+    found = {
+        f"{head}{group_separator}{name}": p.grad.data.norm(kind)
+        for name, p in module.named_parameters()
+        if p.grad is not None
+    }
+    if found:
+        found[f"{head}_total"] = torch.stack(list(found.values())).norm(kind)
+    return found
+
+
+def find_shared_parameters(module: nn.Module) -> list[list[str]]:
+    """Names of parameters that are one tensor, in groups."""
+    groups: dict[int, list[str]] = {}
+    for prefix, child in module.named_modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None:
+                groups.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
+    """Make the parameters of each group one tensor, the first's."""
+    for first, *others in shared_params:
+        owner, _, name = first.rpartition(".")
+        tensor = getattr(module.get_submodule(owner), name)
+        for other in others:
+            owner, _, name = other.rpartition(".")
+            setattr(module.get_submodule(owner), name, tensor)
+    return module
+
+
+def measure_flops(model: nn.Module, forward_fn: Callable[[], Any], loss_fn: Callable[[Any], Any] | None = None) -> int:
+    """Floating-point operations of ``forward_fn()``, and of backward where ``loss_fn`` gives a loss of its result."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        result = forward_fn()
+        if loss_fn is not None:
+            loss_fn(result).backward()
+    return int(counter.get_total_flops())
+
+
+def is_picklable(obj: object) -> bool:
+    """Whether ``pickle`` can write ``obj``."""
+    try:
+        pickle.dumps(obj)
+    except (pickle.PickleError, AttributeError, RuntimeError, TypeError):
+        return False
+    return True
+
+
+@contextmanager
+def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
+    """Random generators are afterwards as they were before."""
+    state = rng.capture()
+    try:
+        yield
+    finally:
+        rng.restore(state)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("ModelSummary", "summarize"):
+        from drivetrain import registry
+
+        summary = registry.load("callbacks", "model_summary")
+        return summary if name == "ModelSummary" else summary.of
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,51 @@
+"""What the same words mean where drivetrain and Lightning differ: one declaration, read by the parts that differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Meanings:
+    """The meanings of a Trainer's words. The defaults are drivetrain's own.
+
+    Attributes:
+        batch: what a loader's batch is: ``"global"`` (the step's, of which each replica reads a part) or
+            ``"per_process"`` (each replica gets one of that size).
+        cpu_workers: what ``devices="auto"`` means where there are no GPUs and the strategy takes several workers.
+        log_over_ranks: whether ``self.log`` reduces over ranks by itself; else only with ``sync_dist=True``, and each
+            rank knows its own value otherwise.
+        steps: what ``global_step`` counts: ``"batch"`` (a batch on which optimizers stepped) or ``"optimizer"`` (every
+            step of every optimizer).
+        order: where the order of a shuffled loader comes from: ``"seed"`` (a seed of its own and the epoch) or
+            ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
+            order is that of a ``DistributedSampler`` of the run's seed).
+        window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
+        nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
+        checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
+        log_folder: name of the default logger's folder.
+    """
+
+    batch: str = "global"
+    cpu_workers: int = 2
+    log_over_ranks: bool = True
+    steps: str = "batch"
+    order: str = "seed"
+    window: str = "samples"
+    nonfinite: str = "raise"
+    checkpoint: str = "directory"
+    log_folder: str = "drivetrain_logs"
+
+
+OWN = Meanings()
+LIGHTNING = Meanings(
+    batch="per_process",
+    cpu_workers=1,
+    log_over_ranks=False,
+    steps="optimizer",
+    order="torch",
+    window="batches",
+    nonfinite="warn",
+    checkpoint="file",
+    log_folder="lightning_logs",
+)
