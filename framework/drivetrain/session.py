@@ -83,7 +83,26 @@ def check(trainer: Trainer, request: Request) -> None:
         )
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
+    if stage == "fit":
+        _check_needs(trainer)
     trainer.strategy.check_module(module, plan)
+
+
+_NEEDS = {
+    "thaws": "freezes or thaws parameters while training runs, which strategy={} does not follow",
+    "editable": "replaces weights between steps, of which strategy={} keeps parts or copies elsewhere",
+}
+
+
+def _check_needs(trainer: Trainer) -> None:
+    """What the callbacks ask of the strategy."""
+    for callback in trainer.callbacks:
+        for need in callback.needs:
+            if not getattr(trainer.declaration.support, need):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} {_NEEDS[need].format(trainer.strategy_name)}: use strategy=ddp, ring or"
+                    " single, or leave the callback out."
+                )
 
 
 def _loader(request: Request, which: str) -> Any:
@@ -141,6 +160,8 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.request = request
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
+    if request.stage == "fit":
+        _check_needs(trainer)  # those of configure_callbacks are known only now
     trainer.hooks = Hooks(trainer, module, trainer.callbacks)
     trainer.metrics = trainer.new_metrics()
     trainer.status = "running"
