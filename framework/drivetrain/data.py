@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -20,8 +21,11 @@ class DataModule(HyperparametersMixin, DataHooks):
     A loader's ``batch_size`` is the whole step's under ``Trainer(batch="global")``: each replica reads its part.
     """
 
+    name: str | None = None
+    trainer: Any = None  # of the class, for projects that forget super().__init__()
+
     def __init__(self) -> None:
-        self.trainer: Any = None
+        self.trainer = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "trainer": None}
@@ -32,6 +36,20 @@ class DataModule(HyperparametersMixin, DataHooks):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
     def on_exception(self, exception: BaseException) -> None: ...
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Build the data module from a checkpoint's hyper-parameters (``kwargs`` override them) and its state."""
+        from drivetrain.restore import datamodule_from_checkpoint
+
+        return datamodule_from_checkpoint(cls, Path(checkpoint_path), kwargs)
 
     @classmethod
     def from_datasets(
