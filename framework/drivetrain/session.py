@@ -46,6 +46,7 @@ class Request:
         datamodule: where loaders come from otherwise.
         ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
         verbose: show the table of metrics after an evaluation.
+        keep_predictions: whether the caller wants the predictions.
     """
 
     stage: str
@@ -54,6 +55,7 @@ class Request:
     datamodule: DataModule | None = None
     ckpt_path: Any = None
     verbose: bool = True
+    keep_predictions: bool = True
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
@@ -261,6 +263,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         reshard=trainer.use_distributed_sampler,
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
         order=trainer.meanings.order,
+        numbers=which == "predict",
     )
     if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
         gather = trainer.strategy.communicator.all_gather_plain
@@ -417,7 +420,9 @@ def _evaluate(trainer: Trainer, request: Request) -> Any:
         return None
     if stage == "predict":
         trainer.predict_sources = found
-        return PredictLoop(trainer, found).run()
+        keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
+        trainer.predict_loop = PredictLoop(trainer, found, keep)
+        return trainer.predict_loop.run()
     loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
     trainer.evaluation = loop
     try:

@@ -341,6 +341,7 @@ class FitLoop:
             hooks.current = "optimizer_step"
             if not self.module.automatic_optimization or self.forward_only:
                 self._manual(step)
+                self.optimizer_steps += self.forward_only and micro.last  # Lightning counts one that changes nothing
             elif number == final:
                 self._automatic(steps)
             else:

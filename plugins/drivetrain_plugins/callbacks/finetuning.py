@@ -137,7 +137,9 @@ class BaseFinetuning(Callback):
             self._store(pl_module, index, before, optimizer.param_groups)
         self._epoch = epoch
         self._trained = [name for name, p in pl_module.named_parameters() if p.requires_grad]
-        self._tracking = [n for n, m in pl_module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self._tracking = [
+            n for n, m in pl_module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats
+        ]
 
     def _store(
         self, pl_module: TrainModule, opt_idx: int, num_param_groups: int, current_param_groups: list[dict[str, Any]]

@@ -32,6 +32,7 @@ class BasePredictionWriter(Callback):
                 f"{type(self).__name__}(write_interval={write_interval!r}): {nearest(str(write_interval), INTERVALS)}"
             )
         self.interval = str(write_interval)
+        self.reads_predictions = self.interval != "batch"
 
     def write_on_batch_end(
         self,

@@ -67,7 +67,9 @@ class StochasticWeightAveraging(Callback):
         if not rates or not all(isinstance(rate, float) and rate > 0 for rate in rates):
             raise ConfigurationError(f"{name}(swa_lrs={swa_lrs!r}): give a positive float, or one for each group.")
         if avg_fn is not None and not callable(avg_fn):
-            raise ConfigurationError(f"{name}(avg_fn={avg_fn!r}): give a function of average, weights and their number.")
+            raise ConfigurationError(
+                f"{name}(avg_fn={avg_fn!r}): give a function of average, weights and their number."
+            )
         if annealing_strategy not in ("cos", "linear"):
             raise ConfigurationError(f"{name}(annealing_strategy={annealing_strategy!r}): use 'cos' or 'linear'.")
         self.n_averaged: Tensor | None = None
@@ -161,7 +163,7 @@ class StochasticWeightAveraging(Callback):
             group["initial_lr"] = rate
         self._swa_scheduler = SWALR(
             optimizer,
-            swa_lr=rates,
+            swa_lr=rates,  # type: ignore[arg-type]
             anneal_epochs=self._annealing_epochs,
             anneal_strategy=self._annealing_strategy,  # type: ignore[arg-type]
             last_epoch=trainer.max_epochs if self._annealing_strategy == "cos" else -1,

@@ -172,6 +172,7 @@ class DistributedDataParallelStrategy(Strategy):
             if self._frozen and any(p.requires_grad for p in self._frozen):
                 self.trainable_changed()
                 replicas = self._replicas
+                assert replicas is not None
             self._replica.ticket.grad = None
             self.weight, self.contributed = 0.0, False
         with nullcontext() if step.last else replicas.no_sync():
