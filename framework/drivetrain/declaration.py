@@ -96,6 +96,8 @@ class Support:
         stages: what it can run besides ``"fit"``.
         compressors: registered names of the compressors that its gradients can go through; :data:`ANY_COMPRESSOR`
             where it does not matter which.
+        thaws: whether parameters may be frozen and thawed, and join an optimizer, while training runs.
+        editable: whether every rank's module holds whole weights, which a callback may read and replace between steps.
     """
 
     fidelity: str = "exact"
@@ -113,6 +115,8 @@ class Support:
     max_world_size: int | None = None
     stages: frozenset[str] = frozenset({"fit", "validate", "test", "predict"})
     compressors: frozenset[str] = frozenset()
+    thaws: bool = False
+    editable: bool = False
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""
@@ -122,6 +126,21 @@ class Support:
 @dataclass(frozen=True)
 class NoOptions:
     """Options of a strategy that has none."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another algorithm under a strategy's name, which options choose; tests over the registry run it as well.
+
+    Attributes:
+        options: the fewest options that choose it.
+        implementation: as that of a :class:`Declaration`.
+        chosen: whether the filled-in options ask for it.
+    """
+
+    options: Mapping[str, Any]
+    implementation: str
+    chosen: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -135,6 +154,7 @@ class Declaration:
         options: torch-free dataclass of the options with their defaults.
         support: the abilities.
         check: more conflicts, found from a :class:`Plan` without torch.
+        variants: by a word of their own, what options choose in place of ``implementation``.
     """
 
     name: str
@@ -143,10 +163,16 @@ class Declaration:
     options: type = NoOptions
     support: Support = field(default_factory=Support)
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+
+    def implementation_for(self, options: Any) -> str:
+        """``"module:Class"`` of what runs under ``options``."""
+        chosen = (one.implementation for one in self.variants.values() if one.chosen(options))
+        return next(chosen, self.implementation)
 
     def build(self, options: Any) -> Any:
         """Import the implementation and return a strategy that has ``options``."""
-        module, _, name = self.implementation.partition(":")
+        module, _, name = self.implementation_for(options).partition(":")
         return getattr(importlib.import_module(module), name)(options, self.support)
 
 

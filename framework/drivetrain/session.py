@@ -47,6 +47,7 @@ class Request:
         ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
         weights_only: False: trust a checkpoint file that needs more than plain data.
         verbose: show the table of metrics after an evaluation.
+        keep_predictions: whether the caller wants the predictions.
     """
 
     stage: str
@@ -56,6 +57,7 @@ class Request:
     ckpt_path: Any = None
     verbose: bool = True
     weights_only: bool | None = None
+    keep_predictions: bool = True
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
@@ -87,7 +89,26 @@ def check(trainer: Trainer, request: Request) -> None:
         )
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
+    if stage == "fit":
+        _check_needs(trainer)
     trainer.strategy.check_module(module, plan)
+
+
+_NEEDS = {
+    "thaws": "freezes or thaws parameters while training runs, which strategy={} does not follow",
+    "editable": "replaces weights between steps, of which strategy={} keeps parts or copies elsewhere",
+}
+
+
+def _check_needs(trainer: Trainer) -> None:
+    """What the callbacks ask of the strategy."""
+    for callback in trainer.callbacks:
+        for need in callback.needs:
+            if not getattr(trainer.declaration.support, need):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} {_NEEDS[need].format(trainer.strategy_name)}: use strategy=ddp, ring or"
+                    " single, or leave the callback out."
+                )
 
 
 def _loader(request: Request, which: str) -> Any:
@@ -147,6 +168,8 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.request = request
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
+    if request.stage == "fit":
+        _check_needs(trainer)  # those of configure_callbacks are known only now
     trainer.hooks = Hooks(trainer, module, trainer.callbacks)
     trainer.metrics, trainer.by_step = trainer.new_metrics(), None
     if trainer.meanings.live_metrics:
@@ -242,6 +265,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         reshard=trainer.use_distributed_sampler,
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
         order=trainer.meanings.order,
+        numbers=which == "predict",
     )
     if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
         gather = trainer.strategy.communicator.all_gather_plain
@@ -398,7 +422,9 @@ def _evaluate(trainer: Trainer, request: Request) -> Any:
         return None
     if stage == "predict":
         trainer.predict_sources = found
-        return PredictLoop(trainer, found).run()
+        keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
+        trainer.predict_loop = PredictLoop(trainer, found, keep)
+        return trainer.predict_loop.run()
     loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
     trainer.evaluation = loop
     try:

@@ -12,6 +12,7 @@ complete single-process strategy; a family overrides only what it bends.
  3   ``init_context()``              around ``configure_model``                           the precision's
  4   ``prepare(module, stage)``      before each stage                                    move to the device
  5   ``build_optimizers(make)``      fit only, after ``prepare``                          ``make()``
+ -   ``trainable_changed()``         when an epoch's start hooks froze or thawed any      refused for several ranks
  6   ``run_epoch(run, source)``      each epoch                                           ``run(source)``
  7   ``forward_backward(step)``      each micro-batch; the last within the closure        call, zero_grad, backward
  8   ``backward(loss, share, sync)`` by 7 and by ``manual_backward``                      scaled ``loss.backward()``
@@ -43,6 +44,7 @@ from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Plan, Support
+from drivetrain.errors import TrainingError
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.optimizer import calls_closure_once
@@ -188,6 +190,18 @@ class Strategy(StrategyView):
         """The optimizers that the loop steps, one for each that ``make()`` (the module's configuration) returns."""
         return make()
 
+    def trainable_changed(self) -> None:
+        """Parameters were frozen or thawed since ``prepare``; every rank comes here at the same epoch's start.
+
+        Raises:
+            TrainingError: this strategy has laid out its parameters for good.
+        """
+        if self.communicator.world_size > 1 and not self.support.thaws:
+            raise TrainingError(
+                f"parameters were frozen or thawed while strategy={self.name} trains, which has laid them out when"
+                " training began: set requires_grad before fit, or use strategy=ddp, ring or single."
+            )
+
     # -- an epoch and a step ------------------------------------------------------------------------------------
     def run_epoch(self, run: Run, source: Iterable[Any]) -> None:
         run(source)
@@ -238,11 +252,12 @@ class Strategy(StrategyView):
         ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
 
         try:
-            if closure is None or self.precision.scales or calls_closure_once(optimizer):
+            once = self.precision.scales or not self.support.closures or calls_closure_once(optimizer)
+            if closure is None or once:
                 if closure is not None:
                     closure()
                 self._complete(optimizer, before_step)
-                return self.precision.step(optimizer, None)
+                return self._step(optimizer, None)
 
             def complete() -> Any:
                 with torch.enable_grad():
@@ -250,9 +265,13 @@ class Strategy(StrategyView):
                 self._complete(optimizer, before_step)
                 return result
 
-            return self.precision.step(optimizer, complete)
+            return self._step(optimizer, complete)
         except SkipStep:
             return False
+
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """The optimizer's own step, and nothing else of the loop unless it is given a closure."""
+        return self.precision.step(optimizer, closure)
 
     def _complete(self, optimizer: Optimizer, before_step: Callable[[], None]) -> None:
         """After the last backward: the gradients' global and true values, then hooks and clipping."""
