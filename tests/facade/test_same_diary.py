@@ -337,6 +337,75 @@ def read_by_workers(L: Any) -> dict[str, Any]:
     return parts
 
 
+def own_loaders(L: Any) -> dict[str, Any]:
+    """The module's own loaders, a callback of the module, early stopping by hand, evaluation before and after."""
+
+    class Telling(L.Callback):
+        def __init__(self) -> None:
+            self.times = 0
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.times += 1
+            pl_module.log("times", float(self.times), on_step=True, on_epoch=False)
+            trainer.callback_metrics["by_hand"] = torch.tensor(1.0)
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.sanity_checking and trainer.current_epoch >= 1:
+                trainer.should_stop = True
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.log("from_callback", float(trainer.current_epoch), prog_bar=True)
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.kept: list[Any] = []
+
+        def configure_callbacks(self) -> Any:
+            return Telling()
+
+        def setup(self, stage: str) -> None:
+            self.scale = 2.0 if stage == "fit" else 1.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            opt = self.optimizers()
+            self.log("lr", opt.param_groups[0]["lr"], prog_bar=True)
+            loss = cross_entropy(self.net(batch[0]), batch[1])
+            self.log_dict({"train/loss": loss, "train/scaled": loss * self.scale}, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            scores = self.net(batch[0])
+            self.kept.append(scores)
+            self.log("val/best", scores.max(), reduce_fx="max")
+            self.log("val/all", scores.mean(), on_step=False, on_epoch=True, prog_bar=True, batch_size=1)
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/kept", torch.cat(self.kept).mean())
+            self.kept.clear()
+
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return self.net(batch[0]) + dataloader_idx
+
+        def train_dataloader(self) -> Any:
+            return loader(shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return {"one": loader(10), "other": loader(6, seed=2)} if self.trainer.validating else loader(10)
+
+        def predict_dataloader(self) -> Any:
+            return [loader(6), loader(5, seed=3)]
+
+        def configure_optimizers(self) -> Any:
+            first = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+            warm = torch.optim.lr_scheduler.LinearLR(first, 0.5, total_iters=4)
+            decay = torch.optim.lr_scheduler.ExponentialLR(first, 0.9)
+            return [first], [{"scheduler": warm, "interval": "step", "frequency": 1}, decay]
+
+    return {"module": Module}
+
+
 CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "classifier, all stages": (classifier, ("fit", "validate", "test", "predict"), {}),
     "classifier, validation in mid-epoch, clipping": (
@@ -362,6 +431,8 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "sampled": (sampled, ("fit",), {"val_check_interval": 2, "limit_val_batches": 2}),
     "sampled, over epochs": (sampled, ("fit",), {"val_check_interval": 4, "check_val_every_n_epoch": None}),
     "read by workers": (read_by_workers, ("fit",), {"min_epochs": 1}),
+    "own loaders": (own_loaders, ("validate", "fit", "validate", "predict"), {"max_epochs": 4}),
+    "own loaders, no epoch by time": (own_loaders, ("fit",), {"max_steps": 5, "limit_val_batches": 0.5, "min_steps": 3}),
     "together": (together, ("fit",), {}),
 }
 
