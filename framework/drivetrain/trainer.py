@@ -583,8 +583,10 @@ class Trainer(TrainerState):
             return
         self._shown["log"].update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
         if epoch:
-            step = int(scalars.pop("step", step))
-            scalars.setdefault("epoch", float(self.current_epoch))
+            if "step" in scalars:
+                step = int(scalars.pop("step"))
+            else:
+                scalars.setdefault("epoch", float(self.current_epoch))
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))
