@@ -29,6 +29,11 @@ SCALER = "MixedPrecision"
 HPARAMS, HPARAMS_NAME, HPARAMS_TYPE = "hyper_parameters", "hparams_name", "hparams_type"
 DATA_HPARAMS, DATA_HPARAMS_NAME = "datamodule_hyper_parameters", "datamodule_hparams_name"
 RUN = ("automatic", "length", "validation", "window")
+# What a checkpoint of drivetrain has under these keys is composed anew.
+KNOWN = frozenset(
+    "epoch global_step state_dict loops run callbacks optimizer_states lr_schedulers precision metrics datamodule"
+    " drivetrain_version hyper_parameters hparams_name datamodule_hyper_parameters datamodule_hparams_name".split()
+)
 
 
 # -- the whole --------------------------------------------------------------------------------------------------
@@ -124,6 +129,7 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
     lag = 1 if within and not state["validated"] else 0  # Lightning counts a batch when its last hook has run
     last = bool(state["is_last_batch"]) or (between and epoch > 0)
     validated = validation if state["validated"] or state["ended"] or (between and epoch > 0) else 0
+    measured = validation if epoch else validated  # by the validation before
     stepped = (steps if automatic else seen) - (1 if within and seen else 0)
     optimizer, recent = (steps, math.ceil(current / max(1, window))) if automatic else (0, 0)
     by_hand = 0 if automatic else steps
@@ -160,7 +166,7 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
             ),
             "epoch_loop.val_loop.state_dict": {},
             "epoch_loop.val_loop.batch_progress": pair(
-                _tracker(validated), _tracker(validation if epoch else validated), is_last_batch=validated > 0
+                _tracker(validated), _tracker(measured), is_last_batch=measured > 0
             ),
             "epoch_progress": pair(dict(epochs), dict(epochs)),
         },
