@@ -18,8 +18,11 @@ class DataModule(HyperparametersMixin, DataHooks):
     A loader's ``batch_size`` is the whole step's under ``Trainer(batch="global")``: each replica reads its part.
     """
 
+    name: str | None = None
+    trainer: Any = None  # of the class, for projects that forget super().__init__()
+
     def __init__(self) -> None:
-        self.trainer: Any = None
+        self.trainer = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "trainer": None}

@@ -69,14 +69,13 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "callbacks": to_safe({c.state_key: c.state_dict() for c in trainer.callbacks}),
             "trainer": to_safe(
                 {
-                    "current_epoch": trainer.current_epoch,
-                    "global_step": trainer.global_step,
-                    "batches_seen": 0 if fit is None else fit.batches_seen,
+                    "counters": {} if fit is None else fit.counters(),
                     "status": trainer.status,
                     "should_stop": trainer.should_stop,
                     "ckpt_path": trainer.ckpt_path,
                     "data_seed": trainer.data_seed,
                     "callback_metrics": trainer.callback_metrics,
+                    "agreed_metrics": trainer.agreed_metrics,
                     "logged_metrics": trainer.logged_metrics,
                     "progress_bar_metrics": trainer.progress_bar_metrics,
                     "loss_curve": trainer.loss_curve,
@@ -101,9 +100,9 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         module.load_state_dict(state["weights"], strict=module.strict_loading)
     counters = from_safe(state["trainer"])
     trainer.fit_loop = None  # type: ignore[assignment]  # the loop ran elsewhere; its counters are taken over below
-    for name in ("current_epoch", "global_step", "batches_seen"):
-        trainer._adopted[name] = counters.pop(name) if request.stage == "fit" else trainer._adopted.get(name, 0)
-        counters.pop(name, None)
+    counted = counters.pop("counters")
+    if request.stage == "fit":
+        trainer._adopted = counted
     fitted = counters.pop("fitted")
     curve = [tuple(point) for point in counters.pop("loss_curve")]
     if fitted:

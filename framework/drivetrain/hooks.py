@@ -75,6 +75,11 @@ class Hooks:
             found = self._functions[name] = tuple(listed)
         return found
 
+    def overridden_everywhere(self, name: str) -> bool:
+        """Whether the module or a callback that every rank has overrides ``name``: the same on all ranks."""
+        shared = [callback for callback in self.callbacks if not callback.rank_zero_only]
+        return self.module_has(name) or any(is_overridden(name, callback, Callback) for callback in shared)
+
     def module_has(self, name: str) -> bool:
         """Whether the module overrides ``name``, in its class or on the object."""
         return name in self.module.__dict__ or is_overridden(name, self.module, self._base)

@@ -16,8 +16,6 @@ from drivetrain.errors import ConfigurationError, nearest
 class HyperparametersMixin:
     """Gives a module or data module ``save_hyperparameters`` and ``hparams`` with Lightning's meanings."""
 
-    _hparams: AttributeDict
-    _hparams_initial: AttributeDict
     _log_hyperparams = False
     hparams_name: str | None = None  # the argument whose parts the hyper-parameters are, or "kwargs" for several
 

@@ -22,6 +22,8 @@ class Meanings:
             order is that of a ``DistributedSampler`` of the run's seed).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
+        live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
+            learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         model_checkpoint: registered name of the callback that saves where the user gave none.
         log_folder: name of the default logger's folder.
@@ -34,6 +36,7 @@ class Meanings:
     order: str = "seed"
     window: str = "samples"
     nonfinite: str = "raise"
+    live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
     log_folder: str = "drivetrain_logs"
@@ -48,6 +51,7 @@ LIGHTNING = Meanings(
     order="torch",
     window="batches",
     nonfinite="warn",
+    live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",
     log_folder="lightning_logs",

@@ -12,7 +12,7 @@ import hashlib
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,8 @@ class Column:
     Attributes:
         title: the name without ``_step`` or ``_epoch``.
         prog_bar, logger: where the value is shown.
+        over_ranks: whether the ranks' values are combined; else each rank knows its own, and the first rank's counts
+            where they must agree.
     """
 
     reduction: str
@@ -69,20 +71,28 @@ class Column:
     title: str
     prog_bar: bool = False
     logger: bool = True
+    over_ranks: bool = True
 
     def kind(self) -> list[Any]:
         """All but the numbers, as plain data."""
-        return [self.reduction, self.title, self.prog_bar, self.logger]
+        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks]
 
 
 @dataclass(slots=True)
 class Exchange:
-    """What the ranks learnt of each other: global values by name with their columns, each rank's flags and series."""
+    """What the ranks learnt of each other: global values by name with their columns, each rank's flags and series.
+    ``own``: this rank's values of what is not combined over ranks."""
 
     values: dict[str, float]
     columns: dict[str, Column]
     flags: list[list[float]]
     series: list[list[list[float]]]
+    own: dict[str, float] = field(default_factory=dict)
+
+    def joined(self, other: Exchange) -> Exchange:
+        """With the values of another exchange of the same moment."""
+        columns = {**self.columns, **other.columns}
+        return replace(self, values=self.values | other.values, columns=columns, own=self.own | other.own)
 
 
 @dataclass(slots=True)
@@ -96,6 +106,8 @@ class Entry:
     logger: bool
     reduction: str
     loader: int | None
+    over_ranks: bool = True
+    at: int | None = None  # the loader in whose batches it is logged, of several
     given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
     metric: Any = None  # a torchmetrics metric, which reduces itself
     path: str = ""  # of that metric in the module
@@ -120,7 +132,7 @@ class Entry:
             total, weight = (value * step[2], step[2]) if self.reduction in _MEANS else (value, 1.0)
         elif self.metric is not None:
             return Column(_OBJECT + self.path, 0.0, 1.0, self.title, self.prog_bar, self.logger)
-        return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger)
+        return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger, self.over_ranks)
 
     def fold(self) -> None:
         """Bring the pending values into ``total`` and ``weight``.
@@ -163,6 +175,7 @@ class Metrics:
         communicator: gathers plain data, for ranks that logged different names.
         device: where gathered vectors live.
         counts: whether this rank's values weigh anything; not where another rank logs the same.
+        over_ranks: whether values are combined over ranks unasked.
     """
 
     def __init__(
@@ -173,8 +186,9 @@ class Metrics:
         current_hook: Callable[[], str | None],
         named_modules: Callable[[], Iterable[tuple[str, Any]]],
         counts: bool = True,
+        over_ranks: bool = True,
     ) -> None:
-        self.counts = counts
+        self.counts, self.over_ranks = counts, over_ranks
         self.gather, self.communicator, self.device, self.current_hook = gather, communicator, device, current_hook
         self.named_modules = named_modules
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
@@ -196,6 +210,7 @@ class Metrics:
         reduce_fx: Any,
         add_dataloader_idx: bool,
         batch_size: int | None,
+        sync_dist: bool = False,
     ) -> None:
         hook = self.current_hook()
         batch = self.batch
@@ -208,6 +223,8 @@ class Metrics:
                 name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader
             )
             entry.given = given
+            entry.over_ranks = self.over_ranks or sync_dist
+            entry.at = batch.loader if self.several_loaders and batch is not None else None
         elif entry.given != given:
             if entry.given:
                 raise TrainingError(
@@ -311,6 +328,29 @@ class Metrics:
             entry.metric, entry.path = metric, found
         return entry
 
+    # -- looking at once ----------------------------------------------------------------------------------------
+    def current(self, by_step: bool, alone: bool) -> Iterator[tuple[Entry, str, Tensor]]:
+        """What this rank logged in the step (or, not ``by_step``, in the epoch) so far, of the loader at hand where
+        there are several: entry, name and value. Of several ranks only what each knows for itself."""
+        at = self.batch.loader if self.batch is not None and self.several_loaders else None
+        for entry in self.entries.values():
+            if entry.at != at or (entry.over_ranks and not alone):
+                continue
+            if by_step:
+                if entry.on_step and entry.steps:
+                    yield entry, entry.forked("step"), _tensor(entry.steps[-1][1])
+            elif entry.on_epoch:
+                if entry.metric is not None:
+                    if alone and entry.metric._update_count:
+                        yield entry, entry.forked("epoch"), entry.metric.compute()
+                    continue
+                entry.fold()
+                if entry.weight:
+                    column = entry.column()
+                    value = _combine(entry.name, [{entry.name: column}])
+                    if value is not None:
+                        yield entry, entry.forked("epoch"), _tensor(value)
+
     # -- reducing -----------------------------------------------------------------------------------------------
     def exchange(
         self,
@@ -361,14 +401,17 @@ class Metrics:
             value = _combine(name, tables)
             if value is not None:
                 result.values[name] = value
+        for name, column in columns.items():
+            if not column.over_ranks and (value := _combine(name, [columns])) is not None:
+                result.own[name] = value
         return result
 
-    def step_columns(self, batch: int) -> dict[str, Column]:
-        """Contributions of the values logged on step in training batch ``batch``."""
+    def step_columns(self, batch: int | None) -> dict[str, Column]:
+        """Contributions of the values logged on step in training batch ``batch``; None: the last ones, of any."""
         return {
             entry.forked("step"): entry.column(entry.steps[-1])
             for entry in self.entries.values()
-            if entry.on_step and entry.steps and entry.steps[-1][0] == batch
+            if entry.on_step and entry.steps and batch in (None, entry.steps[-1][0])
         }
 
     def latest_columns(self) -> dict[str, Column]:
@@ -416,11 +459,11 @@ class Metrics:
             metric.reset()
         return Exchange(values, found, [], [])
 
-    def steps_by_batch(self) -> dict[int, dict[str, Column]]:
-        """Contributions of values logged on step in an evaluation, by batch."""
+    def steps_by_batch(self, written: Callable[[Entry], bool]) -> dict[int, dict[str, Column]]:
+        """Contributions of values logged on step in an evaluation, by batch; without what is ``written`` already."""
         by_batch: dict[int, dict[str, Column]] = {}
         for entry in self.entries.values():
-            if entry.on_step:
+            if entry.on_step and not written(entry):
                 for item in entry.steps:
                     by_batch.setdefault(item[0], {})[entry.forked("step")] = entry.column(item)
         return by_batch
@@ -439,7 +482,7 @@ class Metrics:
         for (hook, _, _), e in self.entries.items():
             if e.metric is None:
                 e.fold()
-                options = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.reduction, e.loader]
+                options = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.reduction, e.loader, e.over_ranks]
                 steps = [[batch, float(value), weight] for batch, value, weight in e.steps[-1:]]
                 state.append([hook, options, e.total, e.weight, steps])
         return state
@@ -467,6 +510,10 @@ def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]
     return index, sum(values) if reduction == "sum" else max(values) if reduction == "max" else min(values), 1.0
 
 
+def _tensor(value: Any) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
 def _combine(name: str, tables: list[dict[str, Column]]) -> float | None:
     found = [table[name] for table in tables if name in table and table[name].weight > 0]
     if not found:
@@ -474,6 +521,8 @@ def _combine(name: str, tables: list[dict[str, Column]]) -> float | None:
     kinds = {column.reduction for column in found}
     if len(kinds) > 1:
         raise ConfigurationError(f"{name!r} is logged with different reductions on different ranks: {sorted(kinds)}.")
+    if not found[0].over_ranks:
+        found = found[:1]
     totals = [column.total for column in found]
     kind = kinds.pop()
     if kind.startswith(_OBJECT):

@@ -32,9 +32,26 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         example_input_array: a batch for the model summary and the logged graph.
     """
 
+    # Properties that TorchScript must not compile.
+    __jit_unused_properties__ = [
+        "current_epoch",
+        "device",
+        "device_mesh",
+        "dtype",
+        "global_rank",
+        "global_step",
+        "hparams",
+        "hparams_initial",
+        "local_rank",
+        "logger",
+        "loggers",
+        "on_gpu",
+        "overrides_backward",
+        "trainer",
+    ]
     automatic_optimization = True
     strict_loading = True
-    example_input_array: Any = None
+    example_input_array = cast(Any, None)  # TorchScript reads annotations, and does not know Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -178,7 +195,8 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Log a scalar. Means are over samples and over all ranks (``sync_dist`` is not needed and has no effect).
+        """Log a scalar. Means are over samples, and over all ranks by themselves; under ``drivetrain.lightning.Trainer``
+        with ``sync_dist`` only.
 
         Args:
             name: key; with both ``on_step`` and ``on_epoch`` it forks into ``name_step`` and ``name_epoch``.
@@ -196,6 +214,10 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         trainer = self._trainer
         if trainer is None:
             return
+        if sync_dist_group is not None:
+            raise ConfigurationError(
+                f"self.log({name!r}, sync_dist_group=...): values are combined over all ranks: leave it out."
+            )
         if rank_zero_only and trainer.global_rank != 0:
             return
         trainer.metrics.log(
@@ -208,6 +230,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
             reduce_fx=reduce_fx,
             add_dataloader_idx=add_dataloader_idx,
             batch_size=batch_size,
+            sync_dist=sync_dist,
         )
 
     def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
@@ -220,15 +243,17 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         self.trainer.print(*args, **kwargs)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """Every rank's tensors, stacked along a new first dimension of size ``world_size``."""
+        """Every rank's tensors and numbers, stacked along a new first dimension of size ``world_size``, which one rank
+        alone does not add. With ``sync_grads`` gradients flow back to where the tensors come from."""
         from lightning_utilities.core.apply_func import apply_to_collection
 
         strategy = self.trainer.strategy
 
         def gather(tensor: Tensor) -> Tensor:
-            return torch.stack(strategy.communicator.all_gather(tensor.to(strategy.device)))
+            found = strategy.all_gather(tensor, group, sync_grads)
+            return found[0] if self.trainer.world_size == 1 else found
 
-        return apply_to_collection(data, Tensor, gather)
+        return apply_to_collection(data, (Tensor, int, float), lambda x: gather(torch.as_tensor(x)))
 
     # -- state --------------------------------------------------------------------------------------------------
     @property
@@ -286,15 +311,34 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def freeze(self) -> None:
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of ranks that the strategy cuts the module over, None for one that does not."""
+        return None if self._trainer is None else getattr(self._trainer.strategy, "mesh", None)
+
+    def to_torchscript(
+        self, file_path: Any = None, method: str = "script", example_inputs: Any = None, **options: Any
+    ) -> Any:
+        """The module as TorchScript, for prediction: see :func:`drivetrain.module_export.to_torchscript`."""
+        from drivetrain.module_export import to_torchscript
+
+        return to_torchscript(self, file_path, method, example_inputs, options)
+
+    def to_onnx(self, file_path: Any = None, input_sample: Any = None, **options: Any) -> Any:
+        """The module as ONNX: see :func:`drivetrain.module_export.to_onnx`."""
+        from drivetrain.module_export import to_onnx
+
+        return to_onnx(self, file_path, input_sample, options)
+
+    def freeze(self) -> Self:
         for parameter in self.parameters():
             parameter.requires_grad = False
-        self.eval()
+        return self.eval()
 
-    def unfreeze(self) -> None:
+    def unfreeze(self) -> Self:
         for parameter in self.parameters():
             parameter.requires_grad = True
-        self.train()
+        return self.train()
 
     @classmethod
     def load_from_checkpoint(

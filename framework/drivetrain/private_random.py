@@ -53,23 +53,25 @@ class PrivateRandom:
 @contextmanager
 def _swapped(own: list[Any]) -> Iterator[None]:
     """Put ``own`` (empty: leave what is there) in the generators' place, and keep there what they come to be."""
-    outer = _states()
+    outer = states()
     if own:
-        _set(own)
+        restore(own)
     try:
         yield
     finally:
-        own[:] = _states()
-        _set(outer)
+        own[:] = states()
+        restore(outer)
 
 
-def _states() -> list[Any]:
+def states() -> list[Any]:
+    """The states of torch's CPU, Python's and numpy's generators."""
     numpy = sys.modules.get("numpy")
     return [torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()]
 
 
-def _set(states: list[Any]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])
+def restore(kept: list[Any]) -> None:
+    """Put the generators where :func:`states` found them."""
+    torch.set_rng_state(kept[0])
+    random.setstate(kept[1])
+    if kept[2] is not None:
+        sys.modules["numpy"].random.set_state(kept[2])

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_utilities.core.overrides import is_overridden
+from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain import snapshot
+from drivetrain.combined_source import evaluation_sources, training_source
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
@@ -25,7 +27,7 @@ from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop, empt
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
-from drivetrain.sharding import BatchSource, as_sources
+from drivetrain.sharding import BatchSource
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             _fail(trainer, request, error)
             raise
         finally:
-            trainer.training = trainer.evaluating = trainer.sanity_checking = False
+            trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
 
 
 def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
@@ -140,11 +142,15 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if request.datamodule is not None:
         request.datamodule.trainer = trainer
     trainer.stage = request.stage
+    trainer.training, trainer.predicting = request.stage == "fit", request.stage == "predict"
+    trainer.evaluating = request.stage in ("validate", "test")
     trainer.request = request
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     trainer.hooks = Hooks(trainer, module, trainer.callbacks)
-    trainer.metrics = trainer.new_metrics()
+    trainer.metrics, trainer.by_step = trainer.new_metrics(), None
+    if trainer.meanings.live_metrics:
+        trainer.forget_metrics()
     trainer.status = "running"
 
 
@@ -157,10 +163,11 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module.setup(stage)
     with strategy.init_context():
         module.configure_model()
+    if trainer.sync_batchnorm:
+        _synchronise_batchnorm(trainer, module)
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
         trainer.to_device = BatchTransfer(trainer)
-        _log_hyperparameters(trainer)
         result = None
         if stage == "fit":
             _fit(trainer, request)
@@ -178,6 +185,19 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     return result
 
 
+def _synchronise_batchnorm(trainer: Trainer, module: TrainModule) -> None:
+    """BatchNorm over the batch of all replicas; nothing to do for one."""
+    if trainer.strategy.data.size == 1:
+        return
+    if trainer.accelerator_name != "cuda":
+        raise ConfigurationError(
+            "sync_batchnorm=True needs GPUs, torch's SyncBatchNorm has no other implementation: leave it out, running"
+            " statistics are averaged over the replicas in any case."
+        )
+    for name, child in list(module.named_children()):
+        setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
+
+
 def _prepare_data(trainer: Trainer, request: Request) -> None:
     """``prepare_data`` on the first process of each node, while the others wait; nobody waits where there is none."""
     owners = [o for o in (request.datamodule, request.module) if o is not None]
@@ -191,12 +211,14 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
 
 
 def _log_hyperparameters(trainer: Trainer) -> None:
-    if not trainer.is_global_zero:
+    if not trainer.is_global_zero or not trainer.enable_autolog_hparams:
         return
     params: dict[str, Any] = {}
-    for owner in (trainer.lightning_module, trainer.datamodule):
-        if owner is not None and owner._log_hyperparams:
-            params |= owner.hparams_initial
+    owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
+    if not owners:
+        return
+    for owner in owners:
+        params |= owner.hparams_initial
     for logger in trainer.loggers:
         logger.log_hyperparams(params)
 
@@ -205,9 +227,12 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
     """The loaders of ``which`` (``"train"``, ``"val"``, ``"test"``, ``"predict"``) as this rank reads them."""
     made = _loader(request, which)
     loaders = made() if callable(made) and not hasattr(made, "__iter__") else made
+    if which != "train":
+        trainer._given[which] = loaders
     limit = trainer.limits[which]
     seed = trainer.data_seed
-    found = as_sources(
+    make = _training_sources if which == "train" else evaluation_sources
+    found = make(
         loaders,
         shard=trainer.strategy.data,
         mode=trainer.batch,
@@ -216,6 +241,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         limit=limit,
         reshard=trainer.use_distributed_sampler,
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
+        order=trainer.meanings.order,
     )
     if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
         gather = trainer.strategy.communicator.all_gather_plain
@@ -230,20 +256,20 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
     return found
 
 
+def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
+    return [training_source(loaders, **options)]
+
+
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request) -> None:
     module, strategy, hooks = request.module, trainer.strategy, trainer.hooks
     training = sources(trainer, request, "train")
-    if len(training) != 1:
-        raise ConfigurationError(
-            f"train_dataloader gives {len(training)} loaders: give one (a ConcatDataset joins several data sets)."
-        )
     trainer.train_source = training[0]
-    validates = is_overridden("validation_step", module, TrainModule) and _loader(request, "val") is not None
-    validation = sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
+    validation = _validation_sources(trainer, request)
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
     trainer.val_check_batch = _validation_interval(trainer)
     fit = trainer.fit_loop = FitLoop(trainer, training[0], **trainer._adopted)
+    trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
@@ -263,14 +289,29 @@ def _fit(trainer: Trainer, request: Request) -> None:
         strategy.serve()
         return
     hooks("on_fit_start")
+    _log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
     if not resumed:
         _sanity_check(trainer)
-    trainer.training = True
     fit.run()
-    trainer.training = False
     hooks("on_fit_end")
+
+
+def _validation_sources(trainer: Trainer, request: Request) -> list[BatchSource]:
+    validates = is_overridden("validation_step", request.module, TrainModule) and _loader(request, "val") is not None
+    return sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
+
+
+def reload_sources(trainer: Trainer, which: str) -> list[BatchSource]:
+    """Ask the module or data module for its loaders of ``which`` (``"train"``, ``"val"``) again."""
+    assert trainer.request is not None
+    if which == "val":
+        return _validation_sources(trainer, trainer.request)
+    found = sources(trainer, trainer.request, "train")
+    trainer.train_source = found[0]
+    trainer.val_check_batch = _validation_interval(trainer)
+    return found
 
 
 def _configure(trainer: Trainer) -> list[Optimizer]:
@@ -327,7 +368,7 @@ def _sanity_check(trainer: Trainer) -> None:
     steps = trainer.num_sanity_val_steps
     if trainer.validation is None or steps == 0:
         return
-    trainer.sanity_checking = trainer.evaluating = True
+    trainer.training, trainer.sanity_checking, trainer.evaluating = False, True, True
     trainer.hooks.of_callbacks("on_sanity_check_start")
     try:
         with trainer.random_state_kept():
@@ -335,13 +376,14 @@ def _sanity_check(trainer: Trainer) -> None:
     except Abandoned as stop:
         raise Interrupted(stop.signal) from None
     trainer.hooks.of_callbacks("on_sanity_check_end")
-    trainer.sanity_checking = trainer.evaluating = False
+    trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
     trainer.forget_metrics()
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------
 def _evaluate(trainer: Trainer, request: Request) -> Any:
     stage, strategy = request.stage, trainer.strategy
+    _log_hyperparameters(trainer)
     found = sources(trainer, request, _LOADER_OF[stage])
     path = snapshot.find(trainer, request.ckpt_path)
     if path is not None:
@@ -354,8 +396,8 @@ def _evaluate(trainer: Trainer, request: Request) -> Any:
     if not strategy.trains:
         strategy.serve()
         return None
-    trainer.evaluating = True
     if stage == "predict":
+        trainer.predict_sources = found
         return PredictLoop(trainer, found).run()
     loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
     trainer.evaluation = loop
@@ -363,7 +405,6 @@ def _evaluate(trainer: Trainer, request: Request) -> Any:
         results = loop.run()
     except Abandoned as stop:
         raise Interrupted(stop.signal) from None
-    trainer.evaluating = False
     return results
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.errors import ConfigurationError, TrainingError
-from drivetrain.private_random import PrivateRandom
+from drivetrain.private_random import PrivateRandom, restore, states
 from drivetrain.strategy import Shard
 
 
@@ -138,8 +138,10 @@ class ShardedBatches:
 class _EpochOrder:
     """Sample order of an epoch: a permutation drawn from ``(seed, epoch)``, or the natural one."""
 
-    def __init__(self, length: int, seed: int, shuffle: bool, replacement: bool, samples: int) -> None:
-        self.length, self.seed, self.shuffle = length, seed, shuffle
+    def __init__(
+        self, length: int, seed: int, shuffle: bool, replacement: bool, samples: int, as_sampler: bool = False
+    ) -> None:
+        self.length, self.seed, self.shuffle, self.as_sampler = length, seed, shuffle, as_sampler
         self.replacement, self.samples = replacement, samples
         self.epoch = 0
 
@@ -147,7 +149,9 @@ class _EpochOrder:
         if not self.shuffle:
             yield from range(self.samples)
             return
-        generator = torch.Generator().manual_seed(_mix(self.seed, self.epoch))
+        # A DistributedSampler of torch adds seed and epoch; otherwise (1, 0) and (0, 1) should be far apart.
+        mixed = (self.seed + self.epoch) % 2**63 if self.as_sampler else _mix(self.seed, self.epoch)
+        generator = torch.Generator().manual_seed(mixed)
         if self.replacement:
             yield from torch.randint(self.length, (self.samples,), generator=generator).tolist()
             return
@@ -209,6 +213,9 @@ class BatchSource:
         training: training shuffles anew every epoch and gives whole tails to every replica.
         limit: batches to read: a number, a fraction, or None for all.
         in_order: read a shuffled loader in the order of its data set (overfitting).
+        order: where a shuffle comes from, see :class:`drivetrain.meanings.Meanings`.
+        natural: whether reading may draw from the global generators, where ``order`` does not say it.
+        own: whether what ``loader`` gives is this rank's already.
     """
 
     def __init__(
@@ -223,8 +230,19 @@ class BatchSource:
         index: int = 0,
         reshard: bool = True,
         in_order: bool = False,
+        order: str = "seed",
+        natural: bool | None = None,
+        own: bool = False,
     ) -> None:
         self.in_order = in_order
+        # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
+        self.natural = order == "torch" and shard.size == 1 if natural is None else natural
+        if self.natural and in_order:
+            loader = _in_order(loader)
+        self._as_sampler = order == "torch" and shard.size > 1
+        self._opened: Iterator[Any] | None = None
+        self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
+        self._resumed_from: list[list[Any]] = []
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
         self.seed = seed
         self.whole_tail = training or shard.lockstep
@@ -241,13 +259,14 @@ class BatchSource:
             )
         if (
             reshard
+            and not self.natural
             and isinstance(loader, DataLoader)
             and type(loader).__iter__ is DataLoader.__iter__
             and not isinstance(loader.dataset, IterableDataset)
             and loader.batch_sampler is not None
         ):
             self._rebuild(loader, seed)
-        self.own_stream = not self._sampler and (mode == "per_process" or not reshard) and shard.size > 1
+        self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
         self.length = _limited(self.full_length, limit)
         self.uncounted = self.full_length == float("inf")  # on any rank
@@ -271,25 +290,18 @@ class BatchSource:
                 shuffle,
                 drawn is not None and drawn.replacement,
                 len(dataset) if drawn is None else drawn.num_samples,
+                self._as_sampler,
             )
             source = BatchSampler(self._order, batches.batch_size * factor, batches.drop_last)
         else:
             source = batches if factor == 1 else _Joined(batches, factor)
+        if self._as_sampler and self.mode == "per_process":
+            source = _Dealt(source, self.shard.size)
         self._batches = source
         seeded = loader.num_workers > 0
         foreign = seed if self._order is None else None
         self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded, foreign)
-        options: dict[str, Any] = {
-            "num_workers": loader.num_workers,
-            "collate_fn": loader.collate_fn,
-            "pin_memory": loader.pin_memory,
-            "timeout": loader.timeout,
-            "worker_init_fn": loader.worker_init_fn,
-            "multiprocessing_context": loader.multiprocessing_context,
-            "persistent_workers": loader.persistent_workers,
-        }
-        if loader.num_workers > 0:
-            options["prefetch_factor"] = loader.prefetch_factor
+        options = _reading_options(loader)
         # Its own generator: making an iterator draws a seed, which must not come from the run's random numbers.
         generator = torch.Generator().manual_seed(_mix(seed, 2**31))
         if seeded:
@@ -328,7 +340,11 @@ class BatchSource:
             self._order.epoch = epoch
         if self._sampler is not None:
             self._sampler.epoch = epoch
-        owners: list[Any] = [getattr(self.loader, "sampler", None), getattr(self.loader, "batch_sampler", None)]
+        owners: list[Any] = [
+            self.loader,
+            getattr(self.loader, "sampler", None),
+            getattr(self.loader, "batch_sampler", None),
+        ]
         for owner in owners:
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
@@ -337,7 +353,8 @@ class BatchSource:
         """Samples of each global batch of the epoch where they are known without reading (our own order)."""
         if self._order is None:
             return None
-        size, drop = self._batches.batch_size, self._batches.drop_last
+        batches = self._batches.batches if isinstance(self._batches, _Dealt) else self._batches
+        size, drop = batches.batch_size, batches.drop_last
         whole, rest = divmod(len(self._order), size)
         return ([size] * whole + ([rest] if rest and not drop else []))[: _as_slice(self.length)]
 
@@ -353,12 +370,54 @@ class BatchSource:
             return iter(())
         if self._sampler is not None:
             return self._read_sampled(start)
+        if self.natural:
+            return self._read_natural(start)
         numbered = enumerate(self._repeatable())
         for _ in range(start):
             next(numbered, None)
         if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
+
+    # -- in the natural order -----------------------------------------------------------------------------------
+    def open(self, keep: bool = True) -> None:
+        """Make the iterator of the epoch that is read next, which draws from the generators now. Nothing to do where
+        the order is our own. Not to ``keep`` it is what Lightning does to a loader that it asked for anew."""
+        if self.natural and self._opened is None and self.length != 0:
+            self._drawn_from = [states()]
+            opened = iter(self.reader)
+            self._opened = opened if keep else None
+
+    def _read_natural(self, start: int) -> Iterator[MicroBatch]:
+        if start and self._resumed_from:  # as the epoch was opened and begun before
+            restore(self._resumed_from[0])
+            self._opened = None
+            self.open()
+            restore(self._resumed_from[-1])
+        self.open()
+        opened, self._opened = self._opened, None
+        assert opened is not None
+        self._drawn_from.append(states())
+        numbered = enumerate(opened)
+        for _ in range(start):
+            next(numbered, None)
+        dataset = getattr(self.loader, "dataset", None)
+        if self.full_length != float("inf") and not isinstance(dataset, IterableDataset):
+            return self._read_sized(numbered, start)
+        return self._read_unsized(numbered, next(numbered, None))  # what a stream says of its length is a guess
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order of the epoch at hand comes from, where that is not the seed."""
+        return {"drawn_from": self._drawn_from} if self.natural else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._resumed_from = state.get("drawn_from", [])
+
+    @property
+    def given(self) -> Any:
+        """What this source was made of, as the project gave it."""
+        combined = getattr(self.loader, "combined", None)
+        return self.loader if combined is None else combined.iterables
 
     @property
     def plain(self) -> bool:
@@ -450,6 +509,21 @@ class BatchSource:
                 yield item
 
 
+class _Dealt:
+    """The samples of each batch as a DistributedSampler deals them out: rank r has the r-th of every ``size``."""
+
+    def __init__(self, batches: Any, size: int) -> None:
+        self.batches, self.size = batches, size
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self.batches:
+            listed = list(batch)
+            yield [index for rank in range(self.size) for index in listed[rank :: self.size]]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
 class _Joined:
     """``factor`` consecutive batches of a sampler as one global batch."""
 
@@ -468,6 +542,37 @@ class _Joined:
 
     def __len__(self) -> int:
         return (len(self.batches) + self.factor - 1) // self.factor
+
+
+def _in_order(loader: Any) -> Any:
+    """A shuffled loader over its data set in order."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return loader
+    if isinstance(loader.sampler, InOrder):
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        generator=loader.generator,
+        **_reading_options(loader),
+    )
+
+
+def _reading_options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """How a loader reads, whatever it reads: for another one over the same data set."""
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "persistent_workers": loader.persistent_workers,
+    }
+    if loader.num_workers > 0:
+        options["prefetch_factor"] = loader.prefetch_factor
+    return options
 
 
 def _limited(length: int | float, limit: int | float | None) -> int | float:
@@ -495,21 +600,3 @@ def _no_fraction(limit: float) -> int:
 
 def _as_slice(length: int | float) -> int | None:
     return None if length == float("inf") else int(length)
-
-
-def as_sources(loaders: Any, **options: Any) -> list[BatchSource]:
-    """One source per loader: a single loader, or a list, tuple or dict of loaders."""
-    if loaders is None:
-        return []
-    many = loaders.values() if isinstance(loaders, Mapping) else loaders
-    if isinstance(loaders, Mapping) or _is_list_of_loaders(loaders):
-        return [BatchSource(loader, index=i, **options) for i, loader in enumerate(many)]
-    return [BatchSource(loaders, **options)]
-
-
-def _is_list_of_loaders(loaders: Any) -> bool:
-    return (
-        isinstance(loaders, Sequence)
-        and len(loaders) > 0
-        and all(isinstance(item, DataLoader) or hasattr(item, "__next__") for item in loaders)
-    )

@@ -76,6 +76,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": _metric_states(module),
+            "order": fit.source.state_dict(),
         }
     return shared, own
 
@@ -214,6 +215,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
+        fit.source.load_state_dict(loaded.own.get("order", {}))
     elif trainer.is_global_zero and "world_size" in loaded.meta:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"

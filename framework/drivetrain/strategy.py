@@ -47,6 +47,7 @@ from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.optimizer import calls_closure_once
 from drivetrain.precision import NO_CONTEXT, Precision
+from drivetrain.strategy_view import StrategyView
 
 if TYPE_CHECKING:
     from drivetrain.compressor import Compressor
@@ -114,7 +115,7 @@ class SkipStep(Exception):
     """Raised within ``optimizer_step`` on every rank alike: leave parameters and optimizer state as they are."""
 
 
-class Strategy:
+class Strategy(StrategyView):
     """A single process on one device; the base of all others.
 
     Attributes:

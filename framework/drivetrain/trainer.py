@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +21,7 @@ from drivetrain.checkpoint import rng
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
+from drivetrain.empty_init import EmptyInit
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import Job
 from drivetrain.logger import Logger
@@ -170,12 +171,8 @@ class Trainer(TrainerState):
         self.min_epochs = 1 if min_epochs is None and min_steps is not None else min_epochs
         self.max_epochs = max_epochs if max_epochs is not None else (-1 if max_steps != -1 or max_time else 1000)
         self.max_time = max_time
-        self.limits = {
-            "train": overfit_batches or limit_train_batches,
-            "val": overfit_batches or limit_val_batches,
-            "test": limit_test_batches,
-            "predict": limit_predict_batches,
-        }
+        self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
+        self.limit_test_batches, self.limit_predict_batches = limit_test_batches, limit_predict_batches
         self.overfit_batches = overfit_batches
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
@@ -257,7 +254,7 @@ class Trainer(TrainerState):
     def _fresh_state(self) -> None:
         self.status = "idle"
         self.stage: str | None = None
-        self.training = self.evaluating = self.sanity_checking = False
+        self.training = self.evaluating = self.predicting = self.sanity_checking = False
         self.fitted = False
         self.should_stop = False
         self.stop_wish: str | None = None
@@ -268,19 +265,22 @@ class Trainer(TrainerState):
         self.request: Request | None = None
         self.fit_loop: FitLoop = None  # type: ignore[assignment]
         self.train_source: BatchSource | None = None
+        self.predict_sources: list[BatchSource] = []
+        self._validation_read_in = 0  # the epoch in which validation loaders were asked for last
+        self._given: dict[str, Any] = {}  # evaluation loaders as they were given
         self.validation: EvaluateLoop | None = None
         self.evaluation: EvaluateLoop | None = None
         self.val_check_batch: int | float = float("inf")
         self.lr_scheduler_configs: list[SchedulerConfig] = []
         self.timing = Timing()
         self.loss_curve: list[tuple[int, float]] = []
-        self.callback_metrics: dict[str, torch.Tensor] = {}
-        self.logged_metrics: dict[str, torch.Tensor] = {}
-        self.progress_bar_metrics: dict[str, float] = {}
+        self._shown: dict[str, dict[str, Any]] = {"callback": {}, "log": {}, "bar": {}}
+        self.by_step: bool | None = None  # whether metrics are looked at within a step, or at an epoch's end
+        self.agreed_metrics: dict[str, float] = {}  # of what each rank knows its own value of: the first rank's
         self.random_state: dict[str, Any] | None = None
         self.data_seed = 0
         self.ckpt_path: str | None = None
-        self._adopted: dict[str, Any] = {}
+        self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
         self._modes: dict[str, bool] = {}
         self._consensus = 0
         self.to_device: BatchTransfer = None  # type: ignore[assignment]
@@ -379,6 +379,15 @@ class Trainer(TrainerState):
             show = print if bar is None else bar.print
             show(*args, **kwargs)
 
+    @contextmanager
+    def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
+        """While it lasts modules are made in the precision's dtype and, with one process or one GPU for each, on the
+        device that they are trained on. ``empty_init`` leaves weights as memory was, to be loaded from a checkpoint."""
+        device = torch.device(self.accelerator_name if self.job is None else self.strategy.device)
+        with self.precision_plugin.init_context(), device if self.world_size == 1 else nullcontext():
+            with EmptyInit() if empty_init else nullcontext():
+                yield
+
     def request_stop(self, reason: str | None = None) -> None:
         """Ask for a stop from one rank; all stop together at the next boundary."""
         self.stop_wish = reason or self.stop_wish
@@ -420,12 +429,9 @@ class Trainer(TrainerState):
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
             self.timing = Timing()
-            seen = self._adopted.get("batches_seen", 0) if self.fit_loop is None else self.fit_loop.batches_seen
-            self._adopted = {
-                "current_epoch": self.current_epoch,
-                "global_step": self.global_step,
-                "batches_seen": seen,
-            }
+            fit = self.fit_loop
+            if fit is not None:
+                self._adopted = fit.counters()
         if self.job is None and self.world_size > 1:
             return handover.in_workers(self, request)
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout)
@@ -473,7 +479,15 @@ class Trainer(TrainerState):
         )
         communicator, module = strategy.communicator, self.lightning_module
         current = lambda: self.hooks.current
-        return Metrics(strategy.gather, communicator, device, current, module.named_modules, strategy.counts)
+        return Metrics(
+            strategy.gather,
+            communicator,
+            device,
+            current,
+            module.named_modules,
+            strategy.counts,
+            self.meanings.log_over_ranks,
+        )
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -517,10 +531,18 @@ class Trainer(TrainerState):
 
     def validate_within_fit(self) -> None:
         assert self.validation is not None
+        every = self.reload_dataloaders_every_n_epochs
+        if every and self.current_epoch - self._validation_read_in >= every:
+            self.validation.sources = self.reload_sources("val")
+            self._validation_read_in = self.current_epoch
         self.training, self.evaluating = False, True
         self.validation.run()
         self.training, self.evaluating = True, False
         torch.set_grad_enabled(True)
+
+    def reload_sources(self, which: str) -> list[BatchSource]:
+        """Ask for the loaders of ``which`` (``"train"`` or ``"val"``) again."""
+        return session.reload_sources(self, which)
 
     def interrupt(self, signum: int) -> NoReturn:
         """Save where training stands, between two steps and on all ranks, and leave."""
@@ -532,28 +554,39 @@ class Trainer(TrainerState):
     # -- metrics ------------------------------------------------------------------------------------------------
     def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
         """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
+        if self.sanity_checking and self.meanings.live_metrics:
+            return
+        callback, bar = self._shown["callback"], self._shown["bar"]
         for name, value in exchange.values.items():
             column = exchange.columns[name]
+            if name in exchange.own:
+                self.agreed_metrics[name] = self.agreed_metrics[column.title] = value
+                value = exchange.own[name]
             tensor = torch.tensor(value, dtype=torch.float64)
-            self.callback_metrics[name] = tensor
-            self.callback_metrics[column.title] = tensor
+            callback[name] = callback[column.title] = tensor
             if column.prog_bar:
-                self.progress_bar_metrics[name] = value
+                bar[name] = value
         if write and not self.sanity_checking:
             self.write_metrics(exchange, step)
 
-    def write_metrics(self, exchange: Exchange, step: int) -> None:
-        """Write what is meant for the loggers; ``step`` is the number of optimizer steps done."""
-        scalars = {name: value for name, value in exchange.values.items() if exchange.columns[name].logger}
+    def write_metrics(self, exchange: Exchange, step: int, epoch: bool = True) -> None:
+        """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called
+        ``step`` was logged. ``epoch``: beside the number of the epoch."""
+        known = exchange.values | exchange.own
+        scalars = {name: value for name, value in known.items() if exchange.columns[name].logger}
         if not scalars:
             return
-        self.logged_metrics.update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
+        self._shown["log"].update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
+        if epoch:
+            step = int(scalars.pop("step", step))
+            scalars.setdefault("epoch", float(self.current_epoch))
         if self.is_global_zero:
             for logger in self.loggers:
-                logger.log_metrics({**scalars, "epoch": float(self.current_epoch)}, step=max(0, step))
+                logger.log_metrics(dict(scalars), step=max(0, step))
 
     def forget_metrics(self) -> None:
-        self.callback_metrics, self.logged_metrics, self.progress_bar_metrics = {}, {}, {}
+        self._shown = {"callback": {}, "log": {}, "bar": {}}
+        self.agreed_metrics = {}
 
     def run_summary(self) -> dict[str, Any]:
         """What the run record holds of this run, as plain data."""
@@ -565,7 +598,7 @@ class Trainer(TrainerState):
         for name in ("hooks", "metrics", "fit_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = None
-        fresh["lr_scheduler_configs"] = []
+        fresh["lr_scheduler_configs"], fresh["predict_sources"], fresh["_given"] = [], [], {}
         return fresh
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch.optim import Optimizer
 
 from drivetrain.callback import Callback
-from drivetrain.launch import Job
+from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
+from drivetrain.meanings import Meanings
+from drivetrain.states import RunningStage, State, TrainerFn, TrainerStatus
 
 if TYPE_CHECKING:
     from drivetrain.loops.evaluate import EvaluateLoop
     from drivetrain.loops.fit import FitLoop
+    from drivetrain.metrics import Entry, Metrics
     from drivetrain.module import TrainModule
     from drivetrain.optimizer import TrainOptimizer
     from drivetrain.precision import Precision
@@ -32,7 +37,9 @@ class TrainerState:
     loggers: list[Logger]
     callbacks: list[Callback]
     default_root_dir: Path
+    training: bool
     evaluating: bool
+    predicting: bool
     sanity_checking: bool
     stage: str | None
     status: str
@@ -40,10 +47,24 @@ class TrainerState:
     evaluation: EvaluateLoop | None
     train_source: BatchSource | None
     num_sanity_val_steps: int
+    num_devices: int
+    overfit_batches: int | float
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    limit_test_batches: int | float | None
+    limit_predict_batches: int | float | None
+    predict_sources: list[BatchSource]
+    _given: dict[str, Any]
     max_epochs: int
     max_steps: int
     accumulate_grad_batches: int
-    _adopted: dict[str, Any]
+    world_size: int
+    meanings: ClassVar[Meanings]
+    metrics: Metrics
+    by_step: bool | None
+    _shown: dict[str, dict[str, Any]]
+    agreed_metrics: dict[str, float]
+    _adopted: dict[str, int]
 
     @property
     def model(self) -> TrainModule | None:
@@ -56,7 +77,14 @@ class TrainerState:
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps done; several optimizers stepped on one batch count once."""
+        """Optimizer steps done; several optimizers stepped on one batch count once, under Lightning's meanings each."""
+        if self.fit_loop is not None:
+            return self.fit_loop.counted_steps
+        return self._adopted.get("optimizer_steps" if self.meanings.steps == "optimizer" else "global_step", 0)
+
+    @property
+    def batches_stepped(self) -> int:
+        """Batches (windows) on which optimizers stepped: what metrics are written beside."""
         return self._adopted.get("global_step", 0) if self.fit_loop is None else self.fit_loop.global_step
 
     @property
@@ -74,6 +102,59 @@ class TrainerState:
     @property
     def local_rank(self) -> int:
         return 0 if self.job is None else self.job.local_rank
+
+    # -- metrics ------------------------------------------------------------------------------------------------
+    @property
+    def callback_metrics(self) -> dict[str, torch.Tensor]:
+        """What was logged, by name; of what is logged by step and by epoch the epoch's value also without suffix."""
+        known = self._shown["callback"]
+        for entry, name, value in self._current():
+            if self.training or not self.by_step:
+                known[entry.title] = known[name] = value
+        return known
+
+    @callback_metrics.setter
+    def callback_metrics(self, metrics: dict[str, torch.Tensor]) -> None:
+        self._shown["callback"] = metrics
+
+    @property
+    def logged_metrics(self) -> dict[str, torch.Tensor]:
+        """What the loggers are given."""
+        known = self._shown["log"]
+        known.update({name: value for entry, name, value in self._current() if entry.logger})
+        return known
+
+    @logged_metrics.setter
+    def logged_metrics(self, metrics: dict[str, torch.Tensor]) -> None:
+        self._shown["log"] = metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """What the progress bar shows, as numbers."""
+        known = self._shown["bar"]
+        known.update({name: float(value) for entry, name, value in self._current() if entry.prog_bar})
+        return known
+
+    @progress_bar_metrics.setter
+    def progress_bar_metrics(self, metrics: dict[str, float]) -> None:
+        self._shown["bar"] = metrics
+
+    def keep_metrics(self) -> None:
+        """Keep what is shown now, also when its step or epoch is over."""
+        _ = self.callback_metrics, self.logged_metrics, self.progress_bar_metrics
+
+    def _current(self) -> list[tuple[Entry, str, torch.Tensor]]:
+        """What this rank has logged in the step or epoch at hand, where that is shown at once."""
+        if not self.meanings.live_metrics or self.by_step is None or self.metrics is None:
+            return []
+        return list(self.metrics.current(self.by_step, self.world_size == 1))
+
+    def monitored(self, name: str) -> torch.Tensor | None:
+        """The metric ``name``, the same on all ranks, for decisions that they must make alike; None where there is
+        none. Of what was logged without ``sync_dist`` it is the first rank's."""
+        if self.world_size > 1 and name in self.agreed_metrics:
+            return torch.tensor(self.agreed_metrics[name], dtype=torch.float64)
+        return self.callback_metrics.get(name)
 
     @property
     def is_global_zero(self) -> bool:
@@ -97,7 +178,7 @@ class TrainerState:
 
     @property
     def checkpoint_dir(self) -> Path:
-        return (self.log_dir or self.default_root_dir) / "checkpoints"
+        return Path(self.log_dir or self.default_root_dir) / "checkpoints"
 
     @property
     def checkpoint_callbacks(self) -> list[Callback]:
@@ -110,7 +191,12 @@ class TrainerState:
 
     @property
     def early_stopping_callback(self) -> Any:
-        return next((c for c in self.callbacks if hasattr(c, "patience") and hasattr(c, "stopped_epoch")), None)
+        found = self.early_stopping_callbacks
+        return found[0] if found else None
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        return [c for c in self.callbacks if hasattr(c, "patience") and hasattr(c, "stopped_epoch")]
 
     @property
     def progress_bar_callback(self) -> Any:
@@ -125,12 +211,27 @@ class TrainerState:
         return self.evaluating and self.stage == "test"
 
     @property
-    def predicting(self) -> bool:
-        return self.evaluating and self.stage == "predict"
-
-    @property
     def interrupted(self) -> bool:
         return self.status == "interrupted"
+
+    @property
+    def received_sigterm(self) -> bool:
+        """Whether this process was asked to stop by SIGTERM; training stops at the next boundary."""
+        return signals.pending() == signal.SIGTERM
+
+    @property
+    def state(self) -> State:
+        """What is being done, in Lightning's words."""
+        fn = TrainerFn(self.stage) if self.stage else None
+        stage = None
+        if self.sanity_checking:
+            stage = RunningStage.SANITY_CHECKING
+        elif self.evaluating or self.predicting:
+            stage = RunningStage(self.stage if self.stage != "fit" else "validate")
+        elif self.training:
+            stage = RunningStage.TRAINING
+        words = {"idle": "initializing", "running": "running", "interrupted": "interrupted", "failed": "interrupted"}
+        return State(TrainerStatus(words.get(self.status, "finished")), fn, stage)
 
     @property
     def is_last_batch(self) -> bool:
@@ -154,16 +255,71 @@ class TrainerState:
         return self.validation is not None
 
     @property
+    def enable_validation(self) -> bool:
+        """Whether ``fit`` validates."""
+        return self.validation is not None
+
+    @property
     def num_training_batches(self) -> int | float:
         return 0 if self.train_source is None else self.train_source.length
 
     @property
     def num_val_batches(self) -> list[int | float]:
-        return [] if self.validation is None else [source.length for source in self.validation.sources]
+        loop = self.evaluation if self.stage == "validate" else self.validation
+        return [] if loop is None else [source.length for source in loop.sources]
 
     @property
     def num_test_batches(self) -> list[int | float]:
         return [] if self.evaluation is None else [source.length for source in self.evaluation.sources]
+
+    @property
+    def num_predict_batches(self) -> list[int | float]:
+        return [source.length for source in self.predict_sources]
+
+    @property
+    def train_dataloader(self) -> Any:
+        """What the module, data module or caller gave to train on: a loader, or several in their nesting."""
+        return None if self.train_source is None else self.train_source.given
+
+    @property
+    def val_dataloaders(self) -> Any:
+        return self._given.get("val")
+
+    @property
+    def test_dataloaders(self) -> Any:
+        return self._given.get("test")
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        return self._given.get("predict")
+
+    @property
+    def limits(self) -> dict[str, int | float | None]:
+        """Batches, or a fraction of them, to be read of each kind of data; None for all."""
+        overfit = self.overfit_batches
+        return {
+            "train": overfit or self.limit_train_batches,
+            "val": overfit or self.limit_val_batches,
+            "test": self.limit_test_batches,
+            "predict": self.limit_predict_batches,
+        }
+
+    @property
+    def scaler(self) -> Any:
+        """The gradient scaler of ``precision="16-mixed"``, else None."""
+        return getattr(self.precision_plugin, "scaler", None)
+
+    @property
+    def device_ids(self) -> list[int]:
+        """Numbers of this node's devices."""
+        return list(range(self.num_devices))
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, int] | None:
+        """What a ``DistributedSampler`` of this rank takes; None on one process."""
+        if self.world_size == 1:
+            return None
+        return {"num_replicas": self.strategy.data.size, "rank": self.strategy.data.rank}
 
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
@@ -175,6 +331,8 @@ class TrainerState:
         """Optimizer steps that ``fit`` will make; a schedule laid out for so many ends with training."""
         if self.max_epochs == -1:
             return float("inf") if self.max_steps == -1 else self.max_steps
+        if self.train_source is not None and self.global_step == 0:
+            self.train_source.open()  # whoever asks opens the data, which may draw random numbers
         per_epoch = self.num_training_batches
         if per_epoch == float("inf"):
             return self.max_steps if self.max_steps != -1 else per_epoch

@@ -81,6 +81,9 @@ class FakeTrainer:
     on_save: Callable[[], None] = lambda: None
     ckpt_path: str | None = None
 
+    def monitored(self, name: str) -> torch.Tensor | None:
+        return self.callback_metrics.get(name)
+
     @property
     def is_global_zero(self) -> bool:
         return self.global_rank == 0

@@ -31,8 +31,24 @@ DATA_HPARAMS, DATA_HPARAMS_NAME = "datamodule_hyper_parameters", "datamodule_hpa
 RUN = ("automatic", "length", "validation", "window")
 # What a checkpoint of drivetrain has under these keys is composed anew.
 KNOWN = frozenset(
-    "epoch global_step state_dict loops run callbacks optimizer_states lr_schedulers precision metrics datamodule"
-    " drivetrain_version hyper_parameters hparams_name datamodule_hyper_parameters datamodule_hparams_name".split()
+    [
+        "epoch",
+        "global_step",
+        "state_dict",
+        "loops",
+        "run",
+        "callbacks",
+        "optimizer_states",
+        "lr_schedulers",
+        "precision",
+        "metrics",
+        "datamodule",
+        "drivetrain_version",
+        "hyper_parameters",
+        "hparams_name",
+        "datamodule_hyper_parameters",
+        "datamodule_hparams_name",
+    ]
 )
 
 
@@ -47,7 +63,7 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
     """
     content: dict[str, Any] = {
         "epoch": shared["epoch"],
-        "global_step": shared["global_step"],
+        "global_step": shared.get("loops", {}).get("optimizer_steps", shared["global_step"]),
         VERSION_KEY: VERSION,
         "state_dict": shared["state_dict"],
     }
@@ -121,7 +137,8 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
         validation: batches of a validation, 0 without any.
         window: micro-batches of an optimizer step.
     """
-    epoch, batch, steps, seen = (state[key] for key in ("epoch", "batch", "global_step", "batches_seen"))
+    epoch, batch, windows, seen = (state[key] for key in ("epoch", "batch", "global_step", "batches_seen"))
+    steps = state.get("optimizer_steps", windows)
     between = batch == 0 and not state["ended"]  # an epoch is over and the next has not begun
     within = not between and not state["ended"]
     begun, processed = epoch + (not between), epoch + state["ended"]
@@ -130,7 +147,7 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
     last = bool(state["is_last_batch"]) or (between and epoch > 0)
     validated = validation if state["validated"] or state["ended"] or (between and epoch > 0) else 0
     measured = validation if epoch else validated  # by the validation before
-    stepped = (steps if automatic else seen) - (1 if within and seen else 0)
+    stepped = (windows if automatic else seen) - (1 if within and seen else 0)
     optimizer, recent = (steps, math.ceil(current / max(1, window))) if automatic else (0, 0)
     by_hand = 0 if automatic else steps
     epochs = {"ready": begun, "completed": epoch, "started": begun, "processed": processed}
@@ -186,13 +203,16 @@ def position(content: Mapping[str, Any]) -> dict[str, Any]:
     epochs, batches = fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]
     now = batches["current"]
     within = epochs["processed"] < epochs["ready"] and now["processed"] > 0
+    # Lightning counts a batch on which optimizers stepped when validation after it is over.
+    uncounted = within and now["ready"] == now["processed"]
     return {
         "epoch": epochs["processed"],
         "batch": now["processed"] if within else 0,
-        "global_step": content["global_step"],
+        "global_step": fit["epoch_loop.state_dict"]["_batches_that_stepped"] + uncounted,
+        "optimizer_steps": content["global_step"],
         "validated": within and now["completed"] == now["processed"],
         "ended": False,
-        "logged": content["global_step"],
+        "logged": fit["epoch_loop.state_dict"]["_batches_that_stepped"] + uncounted,
         "plateau_due": False,
         "stop": False,
         "is_last_batch": bool(batches["is_last_batch"]) if within else False,

@@ -15,7 +15,7 @@ import drivetrain.trainer
 from drivetrain.callback import Callback
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, nearest
-from drivetrain.lightning.accelerators import Accelerator
+from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.plugins import precision_among
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, meaning_of
@@ -125,3 +125,18 @@ class Trainer(drivetrain.trainer.Trainer):
         if logger is not None and not isinstance(logger, (bool, Logger)):
             given["logger"] = list(logger)
         super().__init__(**{**given, **settings, **more})
+        # Lightning's are 1.0 where nothing is said, and text where it is a path.
+        for kind in ("train", "val", "test", "predict"):
+            if getattr(self, f"limit_{kind}_batches") is None:
+                setattr(self, f"limit_{kind}_batches", 1.0)
+        self.default_root_dir = os.fspath(self.default_root_dir)  # type: ignore[assignment]
+
+    @property
+    def log_dir(self) -> str | None:  # type: ignore[override]
+        """Folder of the first logger, as text."""
+        found = super().log_dir
+        return None if found is None else os.fspath(found)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return CUDAAccelerator() if self.accelerator_name == "cuda" else CPUAccelerator()

@@ -68,7 +68,7 @@ class Boundary:
         """Exchange with all training ranks; every rank comes here at the same step."""
         trainer = self.trainer
         now = perf_counter()
-        step = trainer.global_step
+        step = trainer.batches_stepped
         per_step = (now - self._since) / max(1, step - self._last_step)
         losses = _host(self._losses)
         self._report_nonfinite(losses)

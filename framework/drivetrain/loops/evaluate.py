@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.launch import signals
-from drivetrain.metrics import Exchange, Metrics
+from drivetrain.metrics import Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class EvaluateLoop:
         self.metrics.several_loaders = len(sources) > 1
         self.results: list[dict[str, float]] = []
         self._passes = 0
+        self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
         self._told: set[int] = set()
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
@@ -73,6 +74,7 @@ class EvaluateLoop:
         trainer, stage = self.trainer, self.stage
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
+        by_step, trainer.by_step = trainer.by_step, None
         self.metrics.reset()
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         try:
@@ -84,15 +86,23 @@ class EvaluateLoop:
                 for source in self.sources:
                     source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
                     self._loader(source, limit)
-                self.metrics.batch = None
+                self.metrics.batch, trainer.by_step = None, False
                 if signals.pending() is None:
+                    self._know_before(f"on_{stage}_epoch_end")
                     hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
             hooks.of_module(f"on_{stage}_model_train")
         finally:
-            trainer.metrics = former
+            trainer.metrics, trainer.by_step = former, by_step
         return self.results
+
+    def _know_before(self, hook: str) -> None:
+        """Let ``hook`` see the epoch's values so far, where that is meant and ranks have to combine them for it."""
+        trainer = self.trainer
+        several = trainer.strategy.communicator.world_size > 1
+        if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
+            trainer.publish(self.metrics.exchange(self.metrics.epoch_columns()), step=0, write=False)
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
@@ -109,7 +119,7 @@ class EvaluateLoop:
             if signals.pending() is not None and not strategy.data.lockstep:
                 break
             batch = trainer.to_device(micro)
-            metrics.batch = micro
+            metrics.batch, trainer.by_step = micro, True
             hooks(f"on_{stage}_batch_start", batch, micro.index, *loader)
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
@@ -121,6 +131,12 @@ class EvaluateLoop:
 
             output = strategy.evaluation_step(call, batch)
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
+            if trainer.meanings.live_metrics:
+                self._write_step(source.index)
+        trainer.keep_metrics()  # of the last batch
+        trainer.by_step = False
+        if not trainer.sanity_checking:
+            trainer.keep_metrics()
         # Only now is it known of a stream. The first rank has a part of every batch that there is.
         if not found and source.length > 0 and trainer.is_global_zero and source.index not in self._told:
             self._told.add(source.index)
@@ -130,7 +146,7 @@ class EvaluateLoop:
         """The epoch's metrics over all ranks, and the values logged by batch, each where it belongs."""
         trainer, metrics = self.trainer, self.metrics
         columns = metrics.epoch_columns()
-        for batch, values in metrics.steps_by_batch().items():
+        for batch, values in metrics.steps_by_batch(self._written).items():
             columns |= {f"{batch}\n{name}": column for name, column in values.items()}
         signal = signals.pending()
         exchange = metrics.exchange({} if signal else columns, (float(signal or 0), 0.0, 0.0, 0.0))
@@ -141,24 +157,45 @@ class EvaluateLoop:
         epoch = Exchange({}, exchange.columns, [], [])
         for key, value in exchange.values.items():
             number, cut, name = key.rpartition("\n")
-            if not cut:
-                epoch.values[name] = value
-                continue
-            step = by_batch.setdefault(int(number), Exchange({}, {}, [], []))
-            step.values[name], step.columns[name] = value, exchange.columns[key]
+            one = by_batch.setdefault(int(number), Exchange({}, {}, [], [])) if cut else epoch
+            one.values[name] = value
+            if key in exchange.own:
+                one.own[name] = exchange.own[key]
+            if cut:
+                one.columns[name] = exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
         objects = metrics.torchmetrics(exchange.columns)
-        step_done = trainer.global_step - (trainer.stage == "fit")  # within fit: beside the step that came before
-        trainer.publish(epoch, step=step_done)
-        trainer.publish(objects, step=step_done)
-        self.results = self._by_loader(epoch.values | objects.values)
+        step_done = trainer.batches_stepped - (trainer.stage == "fit")  # within fit: beside the step that came before
+        trainer.publish(epoch.joined(objects), step=step_done)
+        self.results = self._by_loader(epoch.values | objects.values | epoch.own)
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         longest = 1 + max(by_batch, default=0)
         for batch in sorted(by_batch):
             self.trainer.write_metrics(by_batch[batch], step=self._passes * longest + batch)
         self._passes += 1
+
+    def _written(self, entry: Entry) -> bool:
+        """Whether the step's values of ``entry`` are written at once, because no other rank has a part in them."""
+        live = self.trainer.meanings.live_metrics
+        return live and (not entry.over_ranks or self.trainer.strategy.communicator.world_size == 1)
+
+    def _write_step(self, loader: int) -> None:
+        """Write what was logged by step in the batch at hand, beside the batches of its loader so far."""
+        trainer, metrics = self.trainer, self.metrics
+        found = {entry.forked("step"): entry for entry in metrics.entries.values() if entry.on_step and entry.steps}
+        columns = {
+            name: e.column(e.steps[-1]) for name, e in found.items() if self._written(e) and e.at in (None, loader)
+        }
+        if columns and not trainer.sanity_checking:
+            values = {name: float(found[name].steps[-1][1]) for name in columns}
+            trainer.write_metrics(Exchange(values, columns, [], []), step=self._seen.get(loader, 0), epoch=False)
+        for entry in found.values():
+            if self._written(entry):
+                del entry.steps[:-1]
+        if not trainer.sanity_checking:
+            self._seen[loader] = self._seen.get(loader, 0) + 1
 
     def _by_loader(self, values: dict[str, float]) -> list[dict[str, float]]:
         if len(self.sources) <= 1:

@@ -21,7 +21,7 @@ from drivetrain.loops.evaluate import Abandoned, takes
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
-from drivetrain.sharding import BatchSource
+from drivetrain.sharding import BatchSource, MicroBatch
 from drivetrain.strategy import SkipStep
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class FitLoop:
         epoch: number of the epoch being trained, from 0.
         batch: micro-batches of this epoch that are done.
         global_step: optimizer steps done (a step of several optimizers on one batch counts once).
+        optimizer_steps: steps of each optimizer, also those that changed nothing (Lightning's ``global_step``).
         validated: whether the validation that is due after micro-batch ``batch`` has run.
         ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
         logged: the last step at which metrics were written because a log boundary fell on it.
@@ -53,6 +54,7 @@ class FitLoop:
         current_epoch: int = 0,
         global_step: int = 0,
         batches_seen: int = 0,
+        optimizer_steps: int = 0,
     ) -> None:
         self.trainer = trainer
         self.source = source
@@ -65,6 +67,9 @@ class FitLoop:
         self.epoch = current_epoch
         self.batch = 0
         self.global_step = global_step
+        self.optimizer_steps = optimizer_steps
+        self._counts_optimizers = trainer.meanings.steps == "optimizer"
+        self._same_weight = trainer.meanings.window == "batches"
         self.validated = False
         self.ended = False
         self.logged = global_step
@@ -76,6 +81,7 @@ class FitLoop:
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._watches = False  # whether a scheduler reads a metric after every step
         self.plateau_due = False  # whether it still has to, after the step that was made last
+        self._read_in = current_epoch  # the epoch in which the training loaders were asked for last
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -109,6 +115,20 @@ class FitLoop:
         ]
         self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
+    @property
+    def counted_steps(self) -> int:
+        """``trainer.global_step``, which ``max_steps`` and checkpoints' names count."""
+        return self.optimizer_steps if self._counts_optimizers else self.global_step
+
+    def counters(self) -> dict[str, int]:
+        """What a later ``fit`` counts on from."""
+        return {
+            "current_epoch": self.epoch + self.cut,
+            "global_step": self.global_step,
+            "batches_seen": self.batches_seen,
+            "optimizer_steps": self.optimizer_steps,
+        }
+
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
@@ -117,6 +137,8 @@ class FitLoop:
             return
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
         self.module.train()
+        if not self.resumed:
+            self.source.open()
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
@@ -143,14 +165,14 @@ class FitLoop:
         return (
             self.resumed
             and (trainer.max_epochs == -1 or self.epoch < trainer.max_epochs)
-            and (trainer.max_steps == -1 or self.global_step <= trainer.max_steps)
+            and (trainer.max_steps == -1 or self.counted_steps <= trainer.max_steps)
         )
 
     def _done(self) -> bool:
         trainer = self.trainer
         if self.source.length == 0:
             return True
-        if trainer.max_steps != -1 and self.global_step >= trainer.max_steps:
+        if trainer.max_steps != -1 and self.counted_steps >= trainer.max_steps:
             return True
         if trainer.max_epochs != -1 and self.epoch >= trainer.max_epochs:
             return True
@@ -160,7 +182,7 @@ class FitLoop:
         """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""
         trainer, boundary = self.trainer, self.boundary
         wished = trainer.should_stop if boundary.alone else boundary.stop
-        return wished and self.epoch >= (trainer.min_epochs or 0) and self.global_step >= (trainer.min_steps or 0)
+        return wished and self.epoch >= (trainer.min_epochs or 0) and self.counted_steps >= (trainer.min_steps or 0)
 
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
@@ -186,6 +208,10 @@ class FitLoop:
         """The epoch's batches; False when training was stopped among them."""
         trainer, hooks = self.trainer, self.hooks
         resumed, self.resumed = self.resumed, False
+        every = trainer.reload_dataloaders_every_n_epochs
+        if every and self.epoch - self._read_in >= every:
+            self.source, self._read_in = trainer.reload_sources("train")[0], self.epoch
+            self.source.open(keep=False)
         self.source.set_epoch(self.epoch)
         hooks("on_train_epoch_start")
         windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
@@ -210,11 +236,14 @@ class FitLoop:
     def _end_epoch(self, complete: bool) -> None:
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
+        trainer.keep_metrics()
+        trainer.by_step = False
+        if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
+            trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
-        trainer.publish(exchange, step=self.global_step - 1)
-        trainer.publish(metrics.torchmetrics(exchange.columns), step=self.global_step - 1)
+        trainer.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
             metrics.reset()
@@ -261,13 +290,13 @@ class FitLoop:
 
     def _done_in_epoch(self) -> bool:
         trainer = self.trainer
-        if trainer.max_steps != -1 and self.global_step >= trainer.max_steps:
+        if trainer.max_steps != -1 and self.counted_steps >= trainer.max_steps:
             return True
         return self._stop()
 
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
-        hooks, batches, total = self.hooks, window.batches, window.total
+        trainer, hooks, batches, total = self.trainer, self.hooks, window.batches, window.total
         final = len(batches) - 1
         self._stepped = False
         self.last_batch_size = int(total)
@@ -278,9 +307,11 @@ class FitLoop:
         for number, micro in enumerate(batches):
             self.is_last_batch = micro.last
             batch = self.trainer.to_device(micro)
-            step = MicroStep(self, micro, batch, micro.weight / total, number == 0, number == final)
+            share = self._share(micro, window)
+            step = MicroStep(self, micro, batch, share, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
+            trainer.by_step = True
             if "on_train_batch_start" in hooks.active:
                 if hooks("on_train_batch_start", batch, step.index) == -1:
                     self._drop_gradients(steps)
@@ -310,12 +341,24 @@ class FitLoop:
                 self.batches_seen += 1
                 self.validated = False
             if "on_train_batch_end" in hooks.active:
-                hooks("on_train_batch_end", step.output, batch, step.index)
+                hooks("on_train_batch_end", step.outputs, batch, step.index)
         if not self._inner:
             self._after_batches(steps[-1].index)
         elif self._stepped:
             loss, weight = _mean_loss(steps)
             self._inner_losses.append((loss, weight if steps[-1].weighted else weight * total))
+
+    def _share(self, micro: MicroBatch, window: Window) -> float:
+        """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
+        if not self._same_weight:
+            return micro.weight / window.total
+        ranks = self.strategy.data.size if self.source.own_stream else 1
+        return micro.weight / micro.total / len(window.batches) / ranks
+
+    def normalised(self, loss: torch.Tensor, share: float) -> torch.Tensor:
+        """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
+        divided = self._same_weight and self.trainer.accumulate_grad_batches > 1
+        return loss * (share * self.strategy.data.size) if divided else loss
 
     def _automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
@@ -324,6 +367,7 @@ class FitLoop:
         if not self.optimizers:
             last.loss = strategy.forward_backward(last)
             self._stepped = True
+            self.optimizer_steps += 1
             return
         called = False
 
@@ -338,7 +382,7 @@ class FitLoop:
 
         if self._default_step:
             optimizer = self.optimizers[0]
-            self._stepped = strategy.optimizer_step(optimizer, closure, self._before_steps[0])
+            self._stepped = self._through_strategy(optimizer, closure, self._before_steps[0])
         else:
             self.module.optimizer_step(self.epoch, last.index, self.wrapped[0], closure)
             if not called:
@@ -382,9 +426,21 @@ class FitLoop:
             return result[-1]
 
         before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
-        stepped = self.strategy.optimizer_step(optimizer, None if closure is None else kept, before)
-        self._stepped = self._stepped or stepped
+        counts = self._through_strategy(optimizer, None if closure is None else kept, before)
+        self._stepped = self._stepped or counts
         return result[0] if result else None
+
+    def _through_strategy(self, optimizer: Optimizer, closure: Any, before: Callable[[], None]) -> bool:
+        """Step through the strategy; whether it counts."""
+        stepped = self.strategy.optimizer_step(optimizer, closure, before)
+        if not self._counts_optimizers:
+            self.optimizer_steps += stepped
+            return stepped
+        if not stepped and self.module.automatic_optimization and not self.strategy.contributed:
+            with suppress(SkipStep):  # without any loss there are no gradients, but its hooks are called
+                before()
+        self.optimizer_steps += 1
+        return True
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """Hooks, clipping and the finite check, on the gradients' true and global values."""
@@ -397,9 +453,10 @@ class FitLoop:
             if norm is not None and not bool(torch.isfinite(norm)):
                 warnings.warn(f"step {self.global_step + 1} is skipped: its gradient is not finite.", stacklevel=2)
                 raise SkipStep
-        self.module.configure_gradient_clipping(
-            optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm or "norm"
-        )
+        if self.module.automatic_optimization or trainer.gradient_clip_val:
+            self.module.configure_gradient_clipping(
+                optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            )
         self._complete = False
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> None:
@@ -461,7 +518,8 @@ class FitLoop:
         clock = perf_counter()
         at_log = self._log_due()
         known = at_log or self.plateau_due
-        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(index) if known else None)
+        of = None if trainer.meanings.live_metrics else index
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(of) if known else None)
         if at_log:
             self.logged = self.global_step
         if known:
@@ -490,6 +548,7 @@ class FitLoop:
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
+        self.trainer.training, self.trainer.evaluating = False, True
         if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
             self.hooks.of_module("on_validation_model_zero_grad")
         random_state = rng.capture()
@@ -522,7 +581,7 @@ class FitLoop:
         metric = None
         if config.reduce_on_plateau:
             known = self.trainer.callback_metrics
-            metric = known.get(config.monitor or "")
+            metric = self.trainer.monitored(config.monitor or "")
             if metric is None:
                 hint = nearest(config.monitor or "", known)
                 what = f"the scheduler watches {config.monitor!r}, which was not logged: {hint}"
@@ -538,6 +597,7 @@ class FitLoop:
             "epoch": self.epoch,
             "batch": self.batch,
             "global_step": self.global_step,
+            "optimizer_steps": self.optimizer_steps,
             "validated": self.validated,
             "ended": self.ended,
             "logged": self.logged,
@@ -551,6 +611,8 @@ class FitLoop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
+        self._read_in = self.epoch
+        self.optimizer_steps = state.get("optimizer_steps", self.global_step)
         self.validated, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
         self.plateau_due = state["plateau_due"]
         self.trainer.should_stop = self.boundary.stop = state["stop"]

@@ -106,6 +106,20 @@ class MicroStep:
                 raise TrainingError(f"training_step returned a negative weight ({float(weight)}).")
         return loss
 
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """What ``on_train_batch_end`` is given: what the step returned, as a mapping without graphs."""
+        output, fit = self.output, self._fit
+        if isinstance(output, torch.Tensor):
+            found = {"loss": output.detach()}
+        elif isinstance(output, Mapping):
+            found = {key: item.detach() if isinstance(item, torch.Tensor) else item for key, item in output.items()}
+        else:
+            return {}
+        if fit.module.automatic_optimization and isinstance(found.get("loss"), torch.Tensor):
+            found["loss"] = fit.normalised(found["loss"], self.share)
+        return found
+
     def zero_grad(self) -> None:
         if self.first:
             self._fit.zero_grad()
@@ -113,7 +127,7 @@ class MicroStep:
     def before_backward(self, loss: torch.Tensor) -> None:
         fit = self._fit
         if "on_before_backward" in fit.hooks.active:
-            fit.hooks("on_before_backward", loss)
+            fit.hooks("on_before_backward", fit.normalised(loss, self.share))
         if fit.timing.on:
             fit.clock = fit.timing.add_sampled("forward", fit.clock)
 

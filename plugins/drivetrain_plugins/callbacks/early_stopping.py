@@ -132,7 +132,7 @@ class EarlyStopping(Callback):
         return not self._fitting or trainer.sanity_checking or bool(trainer.fast_dev_run)
 
     def _check(self, trainer: Trainer) -> None:
-        metric = trainer.callback_metrics.get(self.monitor)
+        metric = trainer.monitored(self.monitor)
         if metric is None:
             error = missing("EarlyStopping", self.monitor, trainer)
             if self.strict:

@@ -315,7 +315,7 @@ class ModelCheckpoint(Callback):
     def _score(self, trainer: Trainer, late: bool) -> float | None:
         if self.monitor is None:
             return None
-        metric = trainer.callback_metrics.get(self.monitor)
+        metric = trainer.monitored(self.monitor)
         if metric is None:
             if late:
                 raise missing("ModelCheckpoint", self.monitor, trainer)

@@ -1,0 +1,99 @@
+"""Sources made of what a project gives as its loaders: one, several to be read one after the other, or at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from drivetrain.combined import CombinedLoader, combined_length, zipped
+from drivetrain.sharding import BatchSource
+
+
+class AtOnce:
+    """The loaders of a :class:`CombinedLoader` read at once, each as this rank reads it: an iterable of collections."""
+
+    def __init__(self, combined: CombinedLoader, options: dict[str, Any]) -> None:
+        self.combined = combined
+        self.sources = [BatchSource(loader, **{**options, "index": i}) for i, loader in enumerate(combined.flattened)]
+
+    @property
+    def natural(self) -> bool:
+        return all(source.natural for source in self.sources)
+
+    def _openings(self) -> list[Callable[[], Iterator[Any]]]:
+        def opening(source: BatchSource) -> Callable[[], Iterator[Any]]:
+            return lambda: (micro.batch for micro in source)
+
+        return [opening(source) for source in self.sources]
+
+    def __iter__(self) -> Iterator[Any]:
+        for source in self.sources:
+            source.open()
+        return self._read()
+
+    def _read(self) -> Iterator[Any]:
+        if self.combined.mode == "sequential":
+            for opening in self._openings():
+                yield from opening()
+            return
+        for items in zipped(self.combined.mode, self._openings()):
+            yield self.combined.rebuilt(items)
+
+    def __len__(self) -> int:
+        length = combined_length(self.combined.mode, [source.length for source in self.sources])
+        if length == float("inf"):
+            raise TypeError("a loader without a length is among them")
+        return int(length)
+
+    def set_epoch(self, epoch: int) -> None:
+        for source in self.sources:
+            source.set_epoch(epoch)
+
+
+def training_source(loaders: Any, **options: Any) -> BatchSource:
+    """One source of the training loaders: of a collection of them, collections of batches (the shorter ones begin again
+    until the longest ends, unless a :class:`CombinedLoader` says otherwise)."""
+    if isinstance(loaders, (Mapping, list, tuple)) and _holds_loaders(loaders):
+        loaders = CombinedLoader(loaders, "max_size_cycle")
+    if not isinstance(loaders, CombinedLoader):
+        return BatchSource(loaders, **options)
+    if len(loaders.flattened) == 1 and loaders.iterables is loaders.flattened[0]:
+        return BatchSource(loaders.flattened[0], **options)
+    return _at_once(loaders, options)
+
+
+def evaluation_sources(loaders: Any, **options: Any) -> list[BatchSource]:
+    """A source for each loader, to be read one after the other: of one loader, or a collection of them."""
+    if loaders is None:
+        return []
+    if isinstance(loaders, CombinedLoader):
+        if loaders.mode != "sequential":
+            return [_at_once(loaders, options)]
+        loaders = loaders.flattened
+    many = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
+    if isinstance(loaders, Mapping) or _holds_loaders(loaders):
+        return [BatchSource(loader, **{**options, "index": i}) for i, loader in enumerate(many)]
+    return [BatchSource(loaders, **options)]
+
+
+def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
+    parts = AtOnce(combined, options)
+    return BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True})
+
+
+def _holds_loaders(loaders: Any) -> bool:
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    return isinstance(loaders, Sequence) and len(loaders) > 0 and all(_is_loader(item) for item in loaders)
+
+
+def _is_loader(item: Any) -> bool:
+    """Whether ``item`` gives batches, or is a collection of such: not a batch itself."""
+    if isinstance(item, (Mapping, list, tuple)):
+        return _holds_loaders(item)
+    if isinstance(item, (torch.Tensor, str, bytes)) or hasattr(item, "__array__"):
+        return False
+    return isinstance(item, DataLoader) or hasattr(item, "__iter__") or hasattr(item, "__next__")

@@ -1,0 +1,49 @@
+"""What a Trainer is doing, in Lightning's words (``trainer.state.fn``, ``.stage``, ``.status``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class TrainerFn(StrEnum):
+    FITTING = "fit"
+    VALIDATING = "validate"
+    TESTING = "test"
+    PREDICTING = "predict"
+
+
+class RunningStage(StrEnum):
+    TRAINING = "train"
+    SANITY_CHECKING = "sanity_check"
+    VALIDATING = "validate"
+    TESTING = "test"
+    PREDICTING = "predict"
+
+    @property
+    def evaluating(self) -> bool:
+        return self in (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.SANITY_CHECKING)
+
+
+class TrainerStatus(StrEnum):
+    INITIALIZING = "initializing"
+    RUNNING = "running"
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a Trainer is doing now; ``fn`` and ``stage`` are None before its first call."""
+
+    status: TrainerStatus
+    fn: TrainerFn | None
+    stage: RunningStage | None
+
+    @property
+    def finished(self) -> bool:
+        return self.status == TrainerStatus.FINISHED
+
+    @property
+    def stopped(self) -> bool:
+        return self.status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)

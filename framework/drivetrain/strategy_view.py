@@ -1,0 +1,131 @@
+"""What modules and callbacks may ask of the running strategy: its place in the job, and a few collectives.
+
+Names and meanings are those of Lightning's ``trainer.strategy``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.comm.communicator import Communicator, ReduceOp
+    from drivetrain.launch import Job
+    from drivetrain.module import TrainModule
+    from drivetrain.precision import Precision
+
+_OPS = {"mean": "average", "avg": "average", "sum": "sum", "max": "max", "min": "min", "product": "product"}
+
+
+class StrategyView:
+    """Base of :class:`drivetrain.strategy.Strategy`. Every training rank calls a collective at the same point."""
+
+    communicator: Communicator
+    job: Job
+    device: torch.device
+    precision: Precision
+    module: TrainModule
+
+    @property
+    def root_device(self) -> torch.device:
+        return self.device
+
+    @property
+    def world_size(self) -> int:
+        return self.job.world_size
+
+    @property
+    def global_rank(self) -> int:
+        return self.job.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.job.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        return self.job.node_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.job.rank == 0
+
+    @property
+    def precision_plugin(self) -> Precision:
+        return self.precision
+
+    @property
+    def lightning_module(self) -> TrainModule | None:
+        return self.__dict__.get("module")
+
+    @property
+    def model(self) -> TrainModule | None:
+        return self.__dict__.get("module")
+
+    def barrier(self, name: str | None = None) -> None:
+        """Wait until every rank is here."""
+        self.communicator.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """``obj`` of rank ``src``: a tensor (of one shape and dtype on all ranks), or what JSON can hold."""
+        if self.communicator.world_size == 1:
+            return obj
+        if isinstance(obj, Tensor):
+            return self.communicator.broadcast(obj.to(self.device).clone(), src).to(obj.device)
+        return self.communicator.all_gather_plain(obj)[src]
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """``tensor`` combined over the ranks by ``"mean"``, ``"sum"``, ``"max"``, ``"min"`` or ``"product"``; anything
+        else than a tensor stays as it is.
+
+        Raises:
+            ConfigurationError: ``group`` is given, or the operation is unknown.
+        """
+        if not isinstance(tensor, Tensor):
+            return tensor
+        if group is not None:
+            raise ConfigurationError("strategy.reduce(group=...): values are combined over all ranks: leave it out.")
+        name = str(getattr(reduce_op, "name", reduce_op) or "mean").lower()
+        if name not in _OPS:
+            raise ConfigurationError(f"strategy.reduce(reduce_op={reduce_op!r}): use one of {', '.join(_OPS)}.")
+        value = tensor.detach().to(self.device).clone()
+        if _OPS[name] == "average" and not value.is_floating_point():
+            value = value.float()
+        return self.communicator.all_reduce(value, cast("ReduceOp", _OPS[name])).to(tensor.device)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether ``all`` ranks decided so, or any."""
+        found = [bool(one) for one in self.communicator.all_gather_plain(bool(decision))]
+        return sum(found) == len(found) if all else any(found)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Every rank's tensor (all of one shape), stacked along a new first dimension. With ``sync_grads`` gradients
+        flow back to the ranks that they come from.
+
+        Raises:
+            ConfigurationError: ``group`` is given.
+        """
+        if group is not None:
+            raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
+        tensor = tensor.to(self.device)
+        if sync_grads and self.communicator.world_size > 1 and torch.is_grad_enabled():
+            return cast(Tensor, _Gather.apply(tensor, self.communicator))
+        return torch.stack(self.communicator.all_gather(tensor))
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers forward; backward sums what all ranks want of this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, communicator: Communicator) -> Tensor:
+        ctx.communicator = communicator
+        return torch.stack(communicator.all_gather(tensor))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = ctx.communicator.all_reduce(grads[0].contiguous().clone())
+        return total[ctx.communicator.rank], None
