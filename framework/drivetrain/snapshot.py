@@ -16,7 +16,7 @@ import torch
 
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
-from drivetrain.checkpoint import rng
+from drivetrain.checkpoint import rng, single
 from drivetrain.errors import CheckpointError, TrainingError
 
 if TYPE_CHECKING:
@@ -154,7 +154,11 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
                 spec, folder = "last", given / "checkpoints"
             elif given.is_dir() and store.ordered(given):  # a folder of checkpoints
                 spec, folder = "last", given
-            path = store.resolve(spec, folder, best)
+            if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
+                warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
+                path = None
+            else:
+                path = store.resolve(spec, folder, best)
             found = [None if path is None else str(path), None]
         except CheckpointError as error:
             found = [None, str(error)]
@@ -162,6 +166,10 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
     if problem is not None:
         raise CheckpointError(problem)
     return None if path_text is None else Path(path_text)
+
+
+def _any(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix == single.EXTENSION for path in folder.iterdir())
 
 
 def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:

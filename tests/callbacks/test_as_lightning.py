@@ -207,6 +207,25 @@ def test_names_and_the_rest_of_its_surface(tmp_path: Path) -> None:
         fit(ours, tmp_path, [ours.callbacks.ModelCheckpoint(tmp_path / "z", filename="{epoch:q}")])
 
 
+class Parted(MODULES[ours.__name__]):  # type: ignore[misc]
+    """Every rank logs a value of its own, without sync_dist."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", [0.5, 0.3, 0.4, 0.2][self.validations % 4] * (-1.0) ** self.global_rank)
+
+
+def test_ranks_that_know_other_values(tmp_path: Path) -> None:
+    """The first rank's metrics decide for all, so that all save together; no rank waits for one that does not save."""
+    saver = ours.callbacks.ModelCheckpoint(
+        tmp_path, monitor="val/loss", filename="{epoch}-{val/loss:.1f}", save_last=True
+    )
+    settings: dict[str, Any] = {**QUIET, "enable_checkpointing": True, "num_sanity_val_steps": 0, "max_epochs": 4}
+    trainer = ours.Trainer(**settings, strategy="ddp", devices=2, callbacks=[saver], timeout=20)
+    trainer.fit(Parted(VALUES), data(8), data(8))
+    assert files(tmp_path) == ["epoch=3-val/loss=0.2.ckpt", "last.ckpt"]
+    assert plain(saver.best_k_models, tmp_path) == {"epoch=3-val/loss=0.2.ckpt": 0.2}
+
+
 nan, inf = float("nan"), float("inf")
 STOPS: list[tuple[list[float], dict[str, Any], dict[str, Any]]] = [
     ([5, 4, 3, 2, 1], {}, {}),

@@ -389,6 +389,93 @@ def test_another_optimizer_is_refused(files: Path, monkeypatch: pytest.MonkeyPat
         fit("drivetrain", 3, resume=single.write(weights, path.parent / "weights.ckpt"))
 
 
+def gan(library: Any) -> tuple[Any, Any]:
+    """Two optimizers that the module steps, each with a schedule, and data with a state."""
+
+    class Gan(library.LightningModule):  # type: ignore[name-defined, misc]
+        automatic_optimization = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.maker, self.critic = seeded(lambda: nn.Linear(4, 4)), seeded(lambda: nn.Linear(4, 1))
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            first, second = self.optimizers()
+            softplus, x = nn.functional.softplus, batch[0]
+            self.toggle_optimizer(first)
+            loss = softplus(-self.critic(self.maker(x))).mean()
+            first.zero_grad()
+            self.manual_backward(loss)
+            first.step()
+            self.untoggle_optimizer(first)
+            other = (softplus(self.critic(self.maker(x).detach())) + softplus(-self.critic(x))).mean()
+            second.zero_grad()
+            self.manual_backward(other)
+            second.step()
+            self.seen.append((self.current_epoch, self.global_step, batch_idx, loss.item(), other.item()))
+            if batch_idx % 2:
+                for schedule in self.lr_schedulers():
+                    schedule.step()
+
+        def configure_optimizers(self) -> Any:
+            one = torch.optim.Adam(self.maker.parameters(), lr=0.01)
+            two = torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9)
+            schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.9), torch.optim.lr_scheduler.StepLR(two, 2)]
+            return [one, two], schedules
+
+    class Data(library.LightningDataModule):  # type: ignore[name-defined, misc]
+        def __init__(self, size: int = 4) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.read = 0
+
+        def train_dataloader(self) -> Any:
+            x = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+            return DataLoader(torch.utils.data.TensorDataset(x), batch_size=self.hparams.size)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"read": 7}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.read = state["read"]
+
+    return Gan(), Data
+
+
+def test_several_optimizers_and_data_with_a_state(tmp_path: Path) -> None:
+    """Optimized by hand: every optimizer step counts, and each side goes on from each side's files."""
+
+    def run(side: str, epochs: int, resume: Any = None, callbacks: Any = ()) -> Any:
+        module, data = gan(SIDES[side])
+        loaded = data()
+        settings: dict[str, Any] = {**QUIET, "max_epochs": epochs, "enable_checkpointing": bool(callbacks)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = SIDES[side].Trainer(**settings, callbacks=list(callbacks))
+            trainer.fit(module, datamodule=loaded, ckpt_path=resume)
+        return trainer.global_step, module.seen, [*module.state_dict().values()], loaded.read
+
+    steps, seen, weights, _ = run("lightning", 3)
+    assert steps == 30
+    for writer, side in SIDES.items():
+        folder = tmp_path / writer
+        kind = side.callbacks.ModelCheckpoint
+        by_step, by_epoch = kind(folder, every_n_train_steps=8), kind(folder, filename="{epoch}")
+        run(writer, 2, callbacks=[by_step, by_epoch])
+        assert sorted(os.listdir(folder)) == ["epoch=1-step=16.ckpt", "epoch=1.ckpt"]
+        for name in os.listdir(folder):
+            found = run("drivetrain", 3, folder / name)
+            assert found[:1] + found[3:] == (30, 7)
+            assert found[1] == seen[-len(found[1]) :] and equal(found[2], weights)
+        found = run("lightning", 3, folder / "epoch=1.ckpt")
+        assert found == (30, seen[10:], found[2], 7) and equal(found[2], weights)
+        _, data = gan(ours)
+        theirs = torch.load(folder / "epoch=1.ckpt", weights_only=True)
+        assert theirs[layout.DATA_HPARAMS] == {"size": 4}
+        assert data.load_from_checkpoint(folder / "epoch=1.ckpt", size=5).hparams.size == 5
+
+
 def test_the_loss_scale_travels() -> None:
     """A scaler's state lies where Lightning keeps its own."""
     scaler = {"scale": 1024.0, "_growth_tracker": 3}

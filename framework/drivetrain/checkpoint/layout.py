@@ -31,24 +31,11 @@ DATA_HPARAMS, DATA_HPARAMS_NAME = "datamodule_hyper_parameters", "datamodule_hpa
 RUN = ("automatic", "length", "validation", "window")
 # What a checkpoint of drivetrain has under these keys is composed anew.
 KNOWN = frozenset(
-    [
-        "epoch",
-        "global_step",
-        "state_dict",
-        "loops",
-        "run",
-        "callbacks",
-        "optimizer_states",
-        "lr_schedulers",
-        "precision",
-        "metrics",
-        "datamodule",
-        "drivetrain_version",
-        "hyper_parameters",
-        "hparams_name",
-        "datamodule_hyper_parameters",
-        "datamodule_hparams_name",
-    ]
+    {
+        *("epoch", "global_step", "state_dict", "loops", "run", "callbacks", "optimizer_states", "lr_schedulers"),
+        *("precision", "metrics", "datamodule", "drivetrain_version", HPARAMS, HPARAMS_NAME),
+        *(DATA_HPARAMS, DATA_HPARAMS_NAME),
+    }
 )
 
 
