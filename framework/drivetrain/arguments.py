@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from drivetrain.errors import ConfigurationError, nearest
@@ -74,6 +76,9 @@ def check_arguments(a: dict[str, Any]) -> None:
         _limit(f"limit_{name}_batches", a.get(f"limit_{name}_batches"))
     _limit("overfit_batches", a.get("overfit_batches", 0.0))
     interval = a.get("val_check_interval")
+    if isinstance(interval, (str, timedelta, Mapping)):
+        in_seconds("val_check_interval", interval)
+        interval = 1
     if isinstance(interval, bool) or (
         interval is not None
         and (not isinstance(interval, (int, float)) or interval <= 0 or (isinstance(interval, float) and interval > 1))
@@ -102,6 +107,26 @@ def check_arguments(a: dict[str, Any]) -> None:
     seed = a.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ConfigurationError(f"seed={seed!r}: give a whole number from 0 on.")
+
+
+def in_seconds(name: str, value: Any) -> float:
+    """A time given as ``"DD:HH:MM:SS"``, a timedelta or its keywords, in seconds.
+
+    Raises:
+        ConfigurationError: it is none of these, or not above zero.
+    """
+    try:
+        if isinstance(value, str):
+            days, hours, minutes, seconds = (int(part) for part in value.split(":"))
+            value = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        elif isinstance(value, Mapping):
+            value = timedelta(**value)
+        total = value.total_seconds()
+    except (ValueError, TypeError, AttributeError):
+        total = 0.0
+    if total <= 0:
+        raise ConfigurationError(f"{name}={value!r}: give a time as 'DD:HH:MM:SS', a timedelta or its keywords.")
+    return float(total)
 
 
 def resolve_devices(devices: Any, available: int, accelerator: str, default: int) -> int:

@@ -195,8 +195,8 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """Log a scalar. Means are over samples, and over all ranks by themselves; under ``drivetrain.lightning.Trainer``
-        with ``sync_dist`` only.
+        """Log a scalar. Means are over samples, and over all ranks by themselves; under
+        ``drivetrain.lightning.Trainer`` with ``sync_dist`` only.
 
         Args:
             name: key; with both ``on_step`` and ``on_epoch`` it forks into ``name_step`` and ``name_epoch``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,10 +145,16 @@ class TrainOptimizer:
     It passes ``isinstance(x, torch.optim.Adam)`` for an Adam, and attributes that it doesn't have are the optimizer's.
     """
 
-    def __init__(self, optimizer: Optimizer, step: Callable[[Optimizer, Callable[[], Any] | None], Any]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        step: Callable[[Optimizer, Callable[[], Any] | None], Any],
+        toggled: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.__class__ = type("Train" + type(optimizer).__name__, (type(self), type(optimizer)), {})
         self.__dict__["_optimizer"] = optimizer
         self.__dict__["_step"] = step
+        self.__dict__["_toggled"] = toggled
 
     @property
     def optimizer(self) -> Optimizer:
@@ -177,8 +183,10 @@ class TrainOptimizer:
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
-        """Lightning's context for accumulation in manual optimisation; gradients are averaged at ``step`` here."""
-        yield
+        """While it lasts only this optimizer's parameters require gradients. ``sync_grad`` changes nothing: gradients
+        are averaged when the optimizer steps."""
+        with self.__dict__["_toggled"](self):
+            yield
 
 
 _OWN = frozenset({"optimizer", "step", "toggle_model", "__dict__", "__class__"})

@@ -262,7 +262,7 @@ def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
 
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request) -> None:
-    module, strategy, hooks = request.module, trainer.strategy, trainer.hooks
+    strategy, hooks = trainer.strategy, trainer.hooks
     training = sources(trainer, request, "train")
     trainer.train_source = training[0]
     validation = _validation_sources(trainer, request)

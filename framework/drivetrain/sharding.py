@@ -266,6 +266,7 @@ class BatchSource:
             and loader.batch_sampler is not None
         ):
             self._rebuild(loader, seed)
+        self.compared = False  # whether ranks looked if they read the same
         self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
         self.length = _limited(self.full_length, limit)
@@ -382,7 +383,7 @@ class BatchSource:
     # -- in the natural order -----------------------------------------------------------------------------------
     def open(self, keep: bool = True) -> None:
         """Make the iterator of the epoch that is read next, which draws from the generators now. Nothing to do where
-        the order is our own. Not to ``keep`` it is what Lightning does to a loader that it asked for anew."""
+        the order is our own. Lightning does not ``keep`` that of a loader that it asked for anew."""
         if self.natural and self._opened is None and self.length != 0:
             self._drawn_from = [states()]
             opened = iter(self.reader)

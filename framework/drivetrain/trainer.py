@@ -15,7 +15,7 @@ import torch._dynamo  # every optimizer imports it at its first use; before a fo
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
-from drivetrain.arguments import check_arguments
+from drivetrain.arguments import check_arguments, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
 from drivetrain.compilation import check_compile
@@ -68,7 +68,8 @@ class Trainer(TrainerState):
         max_time: stop after this time: ``"DD:HH:MM:SS"``, timedelta or its keywords as a dict.
         limit_train_batches: number of batches or fraction of an epoch; likewise the others.
         overfit_batches: train and validate on this number or fraction of the batches, unshuffled.
-        val_check_interval: batches between validations, or a fraction of an epoch.
+        val_check_interval: batches between validations, or a fraction of an epoch, or a time: ``"DD:HH:MM:SS"``,
+            timedelta or its keywords as a dict.
         check_val_every_n_epoch: validate in every n-th epoch; None counts ``val_check_interval`` over epochs.
         num_sanity_val_steps: validation batches before training.
         log_every_n_steps: optimizer steps between writes of metrics; the ranks agree at these boundaries.
@@ -117,7 +118,7 @@ class Trainer(TrainerState):
         limit_test_batches: int | float | None = None,
         limit_predict_batches: int | float | None = None,
         overfit_batches: int | float = 0.0,
-        val_check_interval: int | float | None = None,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
         check_val_every_n_epoch: int | None = 1,
         num_sanity_val_steps: int | None = None,
         log_every_n_steps: int | None = None,
@@ -174,6 +175,9 @@ class Trainer(TrainerState):
         self.limit_train_batches, self.limit_val_batches = limit_train_batches, limit_val_batches
         self.limit_test_batches, self.limit_predict_batches = limit_test_batches, limit_predict_batches
         self.overfit_batches = overfit_batches
+        self.val_check_seconds: float | None = None
+        if isinstance(val_check_interval, (str, timedelta, dict)):
+            self.val_check_seconds, val_check_interval = in_seconds("val_check_interval", val_check_interval), None
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
         self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps

@@ -172,7 +172,7 @@ Project = Callable[[Any], dict[str, Any]]
 
 
 def lead(L: Any, project: Project, stages: tuple[str, ...] = ("fit",), **options: Any) -> tuple[Diary, Any, Any]:
-    """Run ``project(L)`` (a dict of ``module`` class and optionally ``data`` class, ``fit`` arguments, ``callbacks``)."""
+    """Run ``project(L)``: a dict of ``module`` class and optionally ``data`` class, ``fit`` arguments, ``callbacks``."""
     torch.manual_seed(5)
     diary = Diary()
     parts = project(L)
@@ -206,7 +206,8 @@ def first_difference(a: list[Any], b: list[Any]) -> str:
     for number, (one, other) in enumerate(zip(a, b, strict=False)):
         if one != other:
             before = "\n".join(f"    {entry}" for entry in a[max(0, number - 4) : number])
-            return f"entry {number}:\n{before}\n  L {one}\n  d {other}\n  L next {a[number + 1 : number + 3]}\n  d next {b[number + 1 : number + 3]}"
+            after = f"  L next {a[number + 1 : number + 3]}\n  d next {b[number + 1 : number + 3]}"
+            return f"entry {number}:\n{before}\n  L {one}\n  d {other}\n{after}"
     if len(a) != len(b):
         return f"lengths {len(a)} and {len(b)}: {[*a[len(b) :], *b[len(a) :]][:3]}"
     return ""

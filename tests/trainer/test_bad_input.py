@@ -115,7 +115,6 @@ def test_what_is_missing_is_named_before_anything_starts(
         ([], "the train data is empty"),
         (iter([]), "the train data is empty"),
         (3, "a loader must be iterable, this one is a int"),
-        ([loader(), loader()], "gives 2 loaders"),
     ],
 )
 def test_data_that_cannot_be_trained_on(data: Any, said: str) -> None:

@@ -58,6 +58,10 @@ class Boundary:
         self._last_step = step
         self._plan(step, 0.0)
 
+    def seconds(self) -> float:
+        """Seconds that this rank has been training, from the first start on."""
+        return self._earlier + perf_counter() - self._begun
+
     def record(self, step: int, loss: Any, weight: float) -> None:
         """Keep a step's loss: the mean over this rank's micro-batches, of which ``weight`` is the weight."""
         self._losses.append(loss)

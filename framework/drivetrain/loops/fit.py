@@ -81,6 +81,7 @@ class FitLoop:
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._watches = False  # whether a scheduler reads a metric after every step
         self.plateau_due = False  # whether it still has to, after the step that was made last
+        self._validated_at = 0.0  # seconds of training at the last validation that time called for
         self._read_in = current_epoch  # the epoch in which the training loaders were asked for last
         self.seconds_before = 0.0
         self.clock = perf_counter()
@@ -103,7 +104,7 @@ class FitLoop:
     def use(self, optimizers: list[Optimizer]) -> None:
         """Take the optimizers that the strategy built."""
         self.optimizers = optimizers
-        self.wrapped = [TrainOptimizer(optimizer, self._step_optimizer) for optimizer in optimizers]
+        self.wrapped = [TrainOptimizer(o, self._step_optimizer, self.module.toggled_optimizer) for o in optimizers]
         nothing_to_do = (
             "on_before_optimizer_step" not in self.hooks.active
             and not self.trainer.gradient_clip_val
@@ -540,11 +541,23 @@ class FitLoop:
             return False
         if self._stop():  # what training ends with is validated
             return True
+        if trainer.val_check_seconds is not None:
+            return self._validation_time_over(trainer.val_check_seconds)
         due = trainer.val_check_batch
         if due == float("inf"):
             return last
         done = self.batches_seen if every is None else self.batch
         return done > 0 and done % int(due) == 0
+
+    def _validation_time_over(self, seconds: float) -> bool:
+        """Whether so much training time passed since the last validation, of the rank that trained longest as the ranks
+        know it: they look at boundaries only, and one alone at its clock."""
+        boundary = self.boundary
+        now = boundary.seconds() if boundary.alone else boundary.agreed_seconds
+        if now - self._validated_at < seconds:
+            return False
+        self._validated_at = now
+        return True
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again

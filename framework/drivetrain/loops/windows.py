@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from drivetrain.errors import TrainingError
 from drivetrain.sharding import BatchSource, MicroBatch
@@ -63,8 +66,20 @@ class Windows:
         strategy = self.fit.strategy
         sizes = [float(m.total) for m in batches] + [0.0] * (self.accumulate - len(batches))
         final = float(any(m.last for m in batches))
-        mine = torch.tensor([*sizes, final], dtype=torch.float64, device=strategy.device)
+        looks = self.source.own_stream and self.start == 0 and not self.source.compared
+        mark = [fingerprint(batches[0].batch) if batches else 0.0] if looks else []
+        mine = torch.tensor([*sizes, final, *mark], dtype=torch.float64, device=strategy.device)
         gathered = [t.tolist() for t in strategy.gather(mine)]
+        if looks:
+            self.source.compared = True
+            marks = {row.pop() for row in gathered}
+            if len(marks) == 1 and marks != {0.0} and strategy.communicator.rank == 0:
+                warnings.warn(
+                    "every rank reads the same stream and trains on the same batches: let the data set's __iter__ give"
+                    " each rank its part (torch.distributed.get_rank()), or set Trainer(batch='global'), which splits"
+                    " each batch among the ranks.",
+                    stacklevel=2,
+                )
         seen, ends = [row[:-1] for row in gathered], [bool(row[-1]) for row in gathered]
         if self.source.own_stream:
             counts = [sum(size > 0 for size in rank) for rank in seen]
@@ -80,3 +95,13 @@ class Windows:
                 " the same stream and keeps its part; use batch=per_process for streams that are split by rank."
             )
         return total
+
+
+def fingerprint(batch: Any) -> float:
+    """A number that different batches hardly share: of their tensors' values and places."""
+    total = 0.0
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, torch.Tensor) and leaf.numel() and not leaf.is_complex():
+            flat = leaf.detach().reshape(-1).double()
+            total += float((flat * torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)).sum())
+    return total if math.isfinite(total) else 0.0

@@ -1,0 +1,265 @@
+"""What docs/coming-from-lightning.md says of each case in which Lightning's figures are not kept."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+import drivetrain.lightning as L
+from tests.facade.recorder import QUIET, loader, net
+
+SILENT: dict[str, Any] = {**QUIET, "logger": False}
+
+
+class Linear(L.LightningModule):  # type: ignore[misc, name-defined]
+    """One weight, whose gradient is the mean of the inputs."""
+
+    def __init__(self, lr: float = 0.0) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.gradients: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return (self.weight * batch[0]).mean()
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.gradients.append(float(self.weight.grad))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr)
+
+
+def ones(samples: int, size: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(samples)), batch_size=size)
+
+
+def test_a_short_last_window_has_its_own_mean() -> None:
+    module = Linear()
+    L.Trainer(**SILENT, max_epochs=1, accumulate_grad_batches=4).fit(module, ones(10, 2))
+    assert module.gradients == pytest.approx([1.0, 1.0])  # Lightning: 1.0, 0.25
+
+
+def test_schedules_count_optimizer_steps() -> None:
+    class Scheduled(Linear):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            return [optimizer], [{"scheduler": self.scheduler, "interval": "step", "frequency": 2}]
+
+    module = Scheduled()
+    L.Trainer(**SILENT, max_epochs=2, accumulate_grad_batches=2).fit(module, ones(10, 2))
+    assert len(module.gradients) == 6 and module.scheduler.last_epoch == 3
+
+
+def test_clipping_under_manual_optimisation() -> None:
+    class Manual(Linear):
+        def __init__(self) -> None:
+            super().__init__(lr=1.0)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(10.0 * super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    module = Manual()
+    L.Trainer(**SILENT, max_epochs=1, gradient_clip_val=0.5).fit(module, ones(2, 2))
+    assert module.gradients == [10.0] and float(module.weight.detach()) == pytest.approx(-0.5)
+
+
+def test_several_optimizers_count_each() -> None:
+    class Two(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for optimizer in self.optimizers():
+                with optimizer.toggle_model():
+                    self.manual_backward((self.weight * batch[0]).mean())
+                    optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+    trainer = L.Trainer(**SILENT, max_steps=6, max_epochs=-1)
+    trainer.fit(Two(), ones(10, 2))
+    assert trainer.global_step == 6 and trainer.batches_stepped == 3
+
+
+class Noisy(L.LightningModule):  # type: ignore[misc, name-defined]
+    """Dropout and a shuffled loader: random numbers at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_a_run_resumed_in_mid_epoch_has_the_same_bits(tmp_path: Path) -> None:
+    class Saving(L.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.global_step == 8:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        whole = Noisy()
+        L.Trainer(**SILENT, max_epochs=3, callbacks=Saving()).fit(whole, loader(shuffle=True))
+        torch.manual_seed(99)
+        resumed = Noisy()
+        L.Trainer(**SILENT, max_epochs=3).fit(resumed, loader(shuffle=True), ckpt_path=tmp_path / "middle.ckpt")
+    pairs = zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# -- two workers ------------------------------------------------------------------------------------------------
+class Values(IterableDataset[Any]):
+    """Batches of other sizes on each rank: values 0, 0, 0, 0 and 1 on the first, 10, 10, 10, 10 on the second."""
+
+    def __iter__(self) -> Any:
+        first = torch.distributed.get_rank() == 0
+        yield from [torch.zeros(4), torch.ones(1)] if first else [torch.full((4,), 10.0)]
+
+
+class Noted(Linear):
+    """Writes what each rank saw."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+        self.seen: dict[str, Any] = {"rows": [], "messages": [], "tested": 0.0}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        self.seen["rows"] += batch[0].tolist()
+        self.seen["messages"].append(self.trainer.strategy.communicator.statistics.messages)
+        self.log("own", float(self.global_rank), on_epoch=True)
+        self.log("mean", float(self.global_rank), sync_dist=True, on_step=False, on_epoch=True)
+        return None if batch_idx == 1 and self.global_rank == 1 else super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self) -> None:
+        self.seen["mean_at_end"] = float(self.trainer.callback_metrics["mean"])
+        self.seen["own_at_end"] = float(self.trainer.callback_metrics["own_epoch"])
+
+    def on_train_end(self) -> None:
+        self.seen["reduced"] = float(self.trainer.strategy.reduce(torch.tensor(1.0 + self.global_rank)))
+        self.seen["gathered"] = list(self.all_gather(torch.tensor([self.global_rank])).shape)
+        self.seen["said"] = self.trainer.strategy.broadcast(["of", self.global_rank], src=1)
+        self.seen["any"] = self.trainer.strategy.reduce_boolean_decision(self.global_rank == 1, all=False)
+        (Path(self.folder) / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("value", batch.mean(), sync_dist=True, batch_size=len(batch))
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("count", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """``(what each rank saw, rows of an unseeded run, results)`` of a fit, a validation and a test on two workers."""
+    folder = tmp_path_factory.mktemp("ranks")
+    data = DataLoader(TensorDataset(torch.arange(24.0)), batch_size=4, shuffle=True)
+    seen = {}
+    for seed in (7, 8):
+        module = Noted(str(folder))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            trainer = L.Trainer(**{**SILENT, "devices": 2}, max_epochs=1, log_every_n_steps=50)
+            trainer.fit(module, data)
+        seen[seed] = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    streams = trainer.validate(module, DataLoader(Values(), batch_size=None), verbose=False)
+    counted = trainer.test(module, DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2), verbose=False)
+    return seen, streams, counted
+
+
+def test_what_is_logged_without_sync_dist_is_each_ranks_own(two_ranks: Any) -> None:
+    for rank, seen in enumerate(two_ranks[0][7]):
+        assert seen["own_at_end"] == float(rank) and seen["mean_at_end"] == 0.5
+        assert seen["reduced"] == 1.5 and seen["gathered"] == [2, 1]
+        assert seen["said"] == ["of", 1] and seen["any"] is True
+
+
+def test_no_message_but_gradients_between_boundaries(two_ranks: Any) -> None:
+    for seen in two_ranks[0][7]:
+        assert len(seen["messages"]) == 3 and len(set(seen["messages"])) == 1
+
+
+def test_the_shuffle_is_the_seeds_and_a_distributed_samplers(two_ranks: Any) -> None:
+    runs = two_ranks[0]
+    assert runs[7][0]["rows"] != runs[8][0]["rows"]  # Lightning: the same in every run that seeds nothing
+    for rank in (0, 1):
+        sampler = DistributedSampler(range(24), num_replicas=2, rank=rank, shuffle=True, seed=7)  # type: ignore[arg-type]
+        assert runs[7][rank]["rows"] == [float(i) for i in sampler]
+
+
+def test_synced_means_are_over_samples(two_ranks: Any) -> None:
+    assert two_ranks[1][0]["value"] == pytest.approx((0 * 4 + 1 + 10 * 4) / 9)  # Lightning: 5.125
+
+
+def test_no_sample_is_evaluated_twice(two_ranks: Any) -> None:
+    assert two_ranks[2][0]["count"] == 5.0  # Lightning: 6
+
+
+class Same(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(8.0).reshape(4, 2, 1).unbind())
+
+
+def _fit_stream(mode: str, folder: Path) -> str:
+    """What two ranks say when they train on a stream that is not split."""
+
+    class Streaming(Linear):
+        def __init__(self) -> None:
+            super().__init__(lr=0.1)
+            self.folder = folder
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            with (self.folder / f"{mode}{self.global_rank}").open("a") as file:
+                file.write(f"{batch.reshape(-1).tolist()}\n")
+            return (self.weight * batch).mean()
+
+        def on_fit_start(self) -> None:
+            import warnings
+
+            warnings.showwarning = lambda message, *rest: (self.folder / "said").open("a").write(str(message))
+            warnings.simplefilter("always")
+
+    module = Streaming()
+    trainer = L.Trainer(**{**SILENT, "devices": 2}, max_epochs=2, batch=mode)
+    trainer.fit(module, DataLoader(Same(), batch_size=None))
+    said = folder / "said"
+    return said.read_text() if said.exists() else ""
+
+
+def test_streams_that_are_not_split_are_told_once_or_split(tmp_path: Path) -> None:
+    assert _fit_stream("per_process", tmp_path).count("every rank reads the same stream") == 1
+    (tmp_path / "said").unlink()
+    assert "same stream" not in _fit_stream("global", tmp_path)
+    first, second = ((tmp_path / f"global{rank}").read_text() for rank in (0, 1))
+    assert first.startswith("[0.0]") and second.startswith("[1.0]")
+
+
+def test_a_loss_that_is_not_finite_is_told_and_training_goes_on() -> None:
+    class Bad(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step(batch, batch_idx) * (math.inf if batch_idx == 1 else 1.0)
+
+    trainer = L.Trainer(**SILENT, max_epochs=1)
+    with pytest.warns(UserWarning, match="at step 2"):
+        trainer.fit(Bad(), ones(6, 2))
+    assert trainer.global_step == 3
