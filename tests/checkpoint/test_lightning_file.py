@@ -522,3 +522,57 @@ def test_several_workers(strategy: str, tmp_path: Path) -> None:
     assert content[layout.OURS]["world_size"] == 2 == len(content[layout.OURS]["own"])
     moments = content["optimizer_states"][0]["state"]
     assert sorted(tuple(one["exp_avg"].shape) for one in moments.values()) == [(4,), (4, 8), (8,), (8, 6)]
+
+
+class Holder(ours.LightningModule):  # type: ignore[misc, name-defined]
+    """Its hyper-parameters are no plain data, nor is the state of its callback."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = net
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0]).pow(2).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters())
+
+
+class Keeper(ours.Callback):  # type: ignore[misc, name-defined]
+    def state_dict(self) -> dict[str, Any]:
+        return {"odd": Odd()}
+
+
+def test_saved_by_the_caller_once_the_workers_are_gone(tmp_path: Path) -> None:
+    """The weights are with the caller; an object that is no plain data does not end a run that is done."""
+    data = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 6)), batch_size=2)
+    settings: dict[str, Any] = {**QUIET, "max_epochs": 1, "strategy": "ddp", "devices": 2}
+    trainer = ours.Trainer(**settings, callbacks=[Keeper()])
+    module = Holder(nn.Linear(6, 1))
+    trainer.fit(module, data)
+    with pytest.warns(UserWarning, match="holds the weights and no states of optimizers"):
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+    again = Holder.load_from_checkpoint(tmp_path / "a.ckpt", net=nn.Linear(6, 1))
+    assert equal([*again.state_dict().values()], [*module.state_dict().values()])
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert (content["epoch"], content["global_step"]) == (1, 2)
+    with pytest.raises(CheckpointError, match="holds weights only"):
+        ours.Trainer(**{**QUIET, "max_epochs": 2}).fit(module, data, ckpt_path=tmp_path / "a.ckpt")
+
+
+def test_in_the_midst_of_a_window(tmp_path: Path) -> None:
+    """A file may be asked for among the micro-batches of a step: their window is trained anew."""
+
+    class Early(ours.callbacks.Checkpoint):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (trainer.current_epoch, batch_idx) == (1, 3):
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+
+    trainer, module = fit("drivetrain", 2, callbacks=[Early()], accumulate_grad_batches=3)
+    content = torch.load(tmp_path / "early.ckpt", weights_only=True)
+    assert content["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["ready"] == 3
+    resumed, again = fit("drivetrain", 2, resume=tmp_path / "early.ckpt", accumulate_grad_batches=3)
+    assert again.seen == module.seen[10:]
+    weights, expected = (state(*run)["moments"] for run in ((resumed, again), (trainer, module)))
+    assert equal(weights, expected)
