@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import checkpoint as store
 from drivetrain.checkpoint import layout, single
 from drivetrain.errors import CheckpointError
+from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
-    from drivetrain.module import TrainModule
 
 Source = str | os.PathLike[str] | IO[bytes]
 
@@ -37,7 +38,7 @@ def module_from_checkpoint(
         raise CheckpointError(f"{source} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
     arguments = _arguments(cls, content, layout.HPARAMS, layout.HPARAMS_NAME, hparams_file, overrides, weights_only)
     module: TrainModule = _build(cls, source, arguments)
-    if not list(module.parameters()):
+    if is_overridden("configure_model", module, TrainModule):
         module.configure_model()
     module.on_load_checkpoint(content)
     strictly = module.strict_loading if strict is None else strict

@@ -16,8 +16,9 @@ import torch
 
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
-from drivetrain.checkpoint import rng
+from drivetrain.checkpoint import rng, single
 from drivetrain.errors import CheckpointError, TrainingError
+from drivetrain.hooks import Hooks
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -33,7 +34,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     """
     fit, module = trainer.fit_loop, trainer.lightning_module
     if fit is not None and not weights_only and not alone:
-        if not fit.between_steps:
+        if not fit.between_steps and trainer.meanings.checkpoint != "file":
             raise TrainingError(
                 f"a checkpoint after batch {fit.batch} of epoch {fit.epoch} would lose the gradients of a window that"
                 f" is not complete (accumulate_grad_batches={trainer.accumulate_grad_batches}): save where"
@@ -42,7 +43,16 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         fit.boundary.agree(fit.metrics)  # the losses of the steps since the last boundary belong to the curve
         fit.keep_log_boundary()
     optimizers = [] if weights_only or fit is None else fit.optimizers
-    state = trainer.strategy.state_dict(optimizers)
+    if trainer.handed_over:  # the workers had the rest and are gone
+        state = {"module": module.state_dict()}
+        if not weights_only:
+            warnings.warn(
+                "the workers have ended: the checkpoint holds the weights and no states of optimizers, so training"
+                " cannot go on from it; save within the run (ModelCheckpoint(save_last=True)) for that.",
+                stacklevel=4,
+            )
+    else:
+        state = trainer.strategy.state_dict(optimizers)
     shared: dict[str, Any] = {
         "drivetrain_version": version("drivetrain"),
         "epoch": trainer.current_epoch,
@@ -58,7 +68,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         shared["optimizer_states"] = state["optimizers"]
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        shared["loops"] = _after_step(trainer, fit.state_dict()) if alone else fit.state_dict()
+        shared["loops"] = _after_step(trainer, fit.state_dict())
         shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
         if trainer.datamodule is not None:
@@ -84,6 +94,8 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
 def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
     """Save the run at ``path``, a directory or, with Lightning's meanings, a file; every training rank calls it between
     the same two steps."""
+    if trainer.hooks is None:  # they ran in the workers
+        trainer.hooks = Hooks(trainer, trainer.lightning_module, trainer.callbacks)
     # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
     with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
@@ -133,7 +145,7 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
 
 
 def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
-    """Where training stood after the last optimizer step: gradients of a window that is not complete are lost."""
+    """Where training stood after the last optimizer step: a window that is not complete is trained anew."""
     late = 0 if trainer.between_steps else loops["batch"] % trainer.accumulate_grad_batches
     return {**loops, "batch": loops["batch"] - late, "batches_seen": loops["batches_seen"] - late}
 
@@ -154,7 +166,11 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
                 spec, folder = "last", given / "checkpoints"
             elif given.is_dir() and store.ordered(given):  # a folder of checkpoints
                 spec, folder = "last", given
-            path = store.resolve(spec, folder, best)
+            if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
+                warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
+                path = None
+            else:
+                path = store.resolve(spec, folder, best)
             found = [None if path is None else str(path), None]
         except CheckpointError as error:
             found = [None, str(error)]
@@ -162,6 +178,10 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
     if problem is not None:
         raise CheckpointError(problem)
     return None if path_text is None else Path(path_text)
+
+
+def _any(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix == single.EXTENSION for path in folder.iterdir())
 
 
 def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:

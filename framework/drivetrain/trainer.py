@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
+from lightning_utilities.core.overrides import is_overridden
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
@@ -472,7 +473,7 @@ class Trainer(TrainerState):
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
         self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
-        keys = [callback.state_key for callback in self.callbacks]
+        keys = [c.state_key for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")

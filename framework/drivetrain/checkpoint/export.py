@@ -51,4 +51,6 @@ def to_file(path: str | Path, target: str | Path) -> Path:
             " need: resume from it and save again"
         )
     owns = [layout.pack(own) for own in own_states(path)]
-    return single.write(layout.compose(shared, owns, loaded.meta["strategy"]), target)
+    content = layout.compose(shared, owns, loaded.meta["strategy"])
+    content |= {key: value for key, value in shared.items() if key not in layout.KNOWN}  # what hooks have added
+    return single.write(content, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import warnings
 from pathlib import Path
@@ -17,9 +18,9 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
     """The checkpoint that ``spec`` means, every byte of it checked (``load`` need not verify it again).
 
     Args:
-        spec: ``"last"`` (where ``last.ckpt`` in ``folder`` points, else the newest), ``"auto"`` (the newest, or None
-            when there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or to
-            ``folder``.
+        spec: ``"last"`` (``last.ckpt`` in ``folder`` or where it points, else the newest), ``"auto"`` (the newest, or
+            None when there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or
+            to ``folder``.
         folder: where the run keeps its checkpoints.
         best: the best checkpoint, as whoever keeps the scores knows it.
 
@@ -39,8 +40,11 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
     if spec not in ("auto", "last"):
         return _checked(_existing(Path(spec), folder))
     candidates = [*single.files(folder), *ordered(folder)]
-    if spec == "last" and (target := last(folder)) is not None:
-        candidates = [target, *(path for path in candidates if path != target)]
+    if spec == "last":
+        named = [path for path in candidates if re.fullmatch(r"last(-v\d+)?", path.stem)]
+        target = last(folder)
+        first = named or ([] if target is None else [target])
+        candidates = [*first, *(path for path in candidates if path not in first)]
     for path in candidates:
         try:
             return _checked(path)

@@ -29,6 +29,14 @@ SCALER = "MixedPrecision"
 HPARAMS, HPARAMS_NAME, HPARAMS_TYPE = "hyper_parameters", "hparams_name", "hparams_type"
 DATA_HPARAMS, DATA_HPARAMS_NAME = "datamodule_hyper_parameters", "datamodule_hparams_name"
 RUN = ("automatic", "length", "validation", "window")
+# What a checkpoint of drivetrain has under these keys is composed anew.
+KNOWN = frozenset(
+    {
+        *("epoch", "global_step", "state_dict", "loops", "run", "callbacks", "optimizer_states", "lr_schedulers"),
+        *("precision", "metrics", "datamodule", "drivetrain_version", HPARAMS, HPARAMS_NAME),
+        *(DATA_HPARAMS, DATA_HPARAMS_NAME),
+    }
+)
 
 
 # -- the whole --------------------------------------------------------------------------------------------------
@@ -42,7 +50,7 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
     """
     content: dict[str, Any] = {
         "epoch": shared["epoch"],
-        "global_step": shared["global_step"],
+        "global_step": shared.get("loops", {}).get("optimizer_steps", shared["global_step"]),
         VERSION_KEY: VERSION,
         "state_dict": shared["state_dict"],
     }
@@ -116,7 +124,8 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
         validation: batches of a validation, 0 without any.
         window: micro-batches of an optimizer step.
     """
-    epoch, batch, steps, seen = (state[key] for key in ("epoch", "batch", "global_step", "batches_seen"))
+    epoch, batch, windows, seen = (state[key] for key in ("epoch", "batch", "global_step", "batches_seen"))
+    steps = state.get("optimizer_steps", windows)
     between = batch == 0 and not state["ended"]  # an epoch is over and the next has not begun
     within = not between and not state["ended"]
     begun, processed = epoch + (not between), epoch + state["ended"]
@@ -124,7 +133,8 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
     lag = 1 if within and not state["validated"] else 0  # Lightning counts a batch when its last hook has run
     last = bool(state["is_last_batch"]) or (between and epoch > 0)
     validated = validation if state["validated"] or state["ended"] or (between and epoch > 0) else 0
-    stepped = (steps if automatic else seen) - (1 if within and seen else 0)
+    measured = validation if epoch else validated  # by the validation before
+    stepped = (windows if automatic else seen) - (1 if within and seen else 0)
     optimizer, recent = (steps, math.ceil(current / max(1, window))) if automatic else (0, 0)
     by_hand = 0 if automatic else steps
     epochs = {"ready": begun, "completed": epoch, "started": begun, "processed": processed}
@@ -160,7 +170,7 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
             ),
             "epoch_loop.val_loop.state_dict": {},
             "epoch_loop.val_loop.batch_progress": pair(
-                _tracker(validated), _tracker(validation if epoch else validated), is_last_batch=validated > 0
+                _tracker(validated), _tracker(measured), is_last_batch=measured > 0
             ),
             "epoch_progress": pair(dict(epochs), dict(epochs)),
         },
@@ -180,13 +190,16 @@ def position(content: Mapping[str, Any]) -> dict[str, Any]:
     epochs, batches = fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]
     now = batches["current"]
     within = epochs["processed"] < epochs["ready"] and now["processed"] > 0
+    # Lightning counts a batch on which optimizers stepped when validation after it is over.
+    uncounted = within and now["ready"] == now["processed"]
     return {
         "epoch": epochs["processed"],
         "batch": now["processed"] if within else 0,
-        "global_step": content["global_step"],
+        "global_step": fit["epoch_loop.state_dict"]["_batches_that_stepped"] + uncounted,
+        "optimizer_steps": content["global_step"],
         "validated": within and now["completed"] == now["processed"],
         "ended": False,
-        "logged": content["global_step"],
+        "logged": fit["epoch_loop.state_dict"]["_batches_that_stepped"] + uncounted,
         "plateau_due": False,
         "stop": False,
         "is_last_batch": bool(batches["is_last_batch"]) if within else False,

@@ -112,7 +112,7 @@ def locate(path: Path) -> Path:
         found = (
             named if named.is_symlink() else locate(named)
         )  # a chain of links is left to the kernel: it may be a ring
-        return found if found.is_dir() else path
+        return found if found.is_dir() or single.is_file(found) else path
     if os.path.lexists(path):
         return path
     aside = [found for found, name in _replaced(path.parent) if name == path.name]

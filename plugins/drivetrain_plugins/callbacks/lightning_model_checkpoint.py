@@ -178,17 +178,17 @@ class ModelCheckpoint(Checkpoint):
             self.monitor is not None
             and pl_module.automatic_optimization
             and trainer.is_last_batch
-            and not self._at_epoch_end(trainer)
+            and not self._should_save_on_train_epoch_end(trainer)
             and _validates_in_this_epoch(trainer)
         )
         if absent or stale:
             self._deferred = True
-        elif not self._skips(trainer):
+        elif not self._should_skip_saving_checkpoint(trainer):
             self._save_topk_checkpoint(trainer, candidates)
             self._save_last_checkpoint(trainer, candidates)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self._skips(trainer) or self._at_epoch_end(trainer):
+        if self._should_skip_saving_checkpoint(trainer) or self._should_save_on_train_epoch_end(trainer):
             return
         if self._deferred:
             self._deferred = False
@@ -199,7 +199,7 @@ class ModelCheckpoint(Checkpoint):
             self._save_by_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if not self._skips(trainer) and self._at_epoch_end(trainer):
+        if not self._should_skip_saving_checkpoint(trainer) and self._should_save_on_train_epoch_end(trainer):
             self._save_by_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
@@ -240,7 +240,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_time_checked = now
         return True
 
-    def _at_epoch_end(self, trainer: Trainer) -> bool:
+    def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
         """Whether the training epoch's end is the moment, and not validation's."""
         if self._save_on_train_epoch_end is not None:
             return self._save_on_train_epoch_end
@@ -248,7 +248,7 @@ class ModelCheckpoint(Checkpoint):
             return False
         return not has_validation(trainer) or trainer.val_check_interval == 1.0
 
-    def _skips(self, trainer: Trainer) -> bool:
+    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
         return (
             bool(trainer.fast_dev_run)
             or trainer.stage != "fit"
@@ -272,7 +272,7 @@ class ModelCheckpoint(Checkpoint):
         if self.save_top_k == 0:
             return
         if self.monitor is None:
-            self._save_newest(trainer, monitor_candidates)
+            self._save_none_monitor_checkpoint(trainer, monitor_candidates)
             return
         current = monitor_candidates.get(self.monitor)
         if current is None and has_validation(trainer) and trainer.check_val_every_n_epoch == 1:
@@ -280,7 +280,7 @@ class ModelCheckpoint(Checkpoint):
         if current is None:
             warnings.warn(f"{missing('ModelCheckpoint', self.monitor, trainer)}", stacklevel=2)
         elif self.check_monitor_top_k(trainer, current):
-            self._save_ranked(trainer, monitor_candidates, current)
+            self._update_best_and_save(current, trainer, monitor_candidates)
         elif self.verbose and trainer.is_global_zero:
             log.info(
                 "epoch %d, step %d: %s is not among the best %d",
@@ -299,14 +299,14 @@ class ModelCheckpoint(Checkpoint):
         kth = self.best_k_models[self.kth_best_model_path]
         return bool(current < kth if self.mode == "min" else current > kth)
 
-    def _save_newest(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        path = self._free_name(trainer, candidates, None, self.best_model_path)
+    def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        path = self._free_name(trainer, monitor_candidates, None, self.best_model_path)
         previous, self.best_model_path = self.best_model_path, path  # it is part of the state that is saved
         self._save_checkpoint(trainer, path)
         if self.save_top_k == 1 and previous:
             self._remove(trainer, previous, path)
 
-    def _save_ranked(self, trainer: Trainer, candidates: dict[str, Tensor], current: Tensor) -> None:
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         before = {name: getattr(self, name) for name in (*_STATE, "best_model_path")}
         models, leaving = dict(self.best_k_models), None
         if self.save_top_k != -1 and len(models) == self.save_top_k:
@@ -314,7 +314,7 @@ class ModelCheckpoint(Checkpoint):
             del models[leaving]
         if torch.isnan(current):
             current = torch.full_like(current, worst(self.mode))
-        path = self._free_name(trainer, candidates, None, leaving or "")
+        path = self._free_name(trainer, monitor_candidates, None, leaving or "")
         models[path] = current
         lowest, highest = min(models, key=lambda p: float(models[p])), max(models, key=lambda p: float(models[p]))
         best, last = (lowest, highest) if self.mode == "min" else (highest, lowest)
@@ -404,6 +404,10 @@ class ModelCheckpoint(Checkpoint):
             return
         if Path(str(self.dirpath)).absolute() not in target.parents or not trainer.is_global_zero:
             return
+        self._remove_checkpoint(trainer, path)
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        target = Path(filepath)
         try:
             if target.is_dir() and not target.is_symlink():
                 checkpoint.remove(target)
