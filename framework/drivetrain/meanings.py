@@ -21,6 +21,8 @@ class Meanings:
             ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
             order is that of a ``DistributedSampler`` of the run's seed).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
+        frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
+            ``"epoch"`` (it begins again in each).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
@@ -36,6 +38,7 @@ class Meanings:
     steps: str = "batch"
     order: str = "seed"
     window: str = "samples"
+    frequency: str = "run"
     nonfinite: str = "raise"
     live_metrics: bool = False
     checkpoint: str = "directory"
@@ -52,6 +55,7 @@ LIGHTNING = Meanings(
     steps="optimizer",
     order="torch",
     window="batches",
+    frequency="epoch",
     nonfinite="warn",
     live_metrics=True,
     checkpoint="file",

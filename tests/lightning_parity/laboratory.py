@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+import yaml
 
 STAGES = ("fit", "validate", "test", "predict")
 _CALLBACK_HOOKS = (
@@ -119,6 +120,8 @@ class Laboratory:
             self.facts[f"file.{name}"] = True
             if path.suffix == ".ckpt":
                 self._look_at_checkpoint(path, name)
+            elif path.suffix == ".yaml":
+                self.facts[f"parameters.{name}"] = yaml.safe_load(path.read_text())
             elif path.name == "metrics.csv":
                 self.facts[f"table.{name}"] = _table(path)
 

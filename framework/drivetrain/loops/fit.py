@@ -67,6 +67,7 @@ class FitLoop:
         self.boundary = Boundary(trainer)
         self.epoch = current_epoch
         self.batch = 0
+        self._interval = 0
         self.global_step = global_step
         self.optimizer_steps = optimizer_steps
         self._counts_optimizers = trainer.meanings.steps == "optimizer"
@@ -504,8 +505,15 @@ class FitLoop:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
         if self.trainer.lr_scheduler_configs:
-            self._step_schedulers("step", self.global_step, plateau=False)
-            self.plateau_due = self._watches and bool(self._schedulers_due("step", self.global_step, plateau=True))
+            self._interval = self._steps_for_schedules()
+            self._step_schedulers("step", self._interval, plateau=False)
+            self.plateau_due = self._watches and bool(self._schedulers_due("step", self._interval, plateau=True))
+
+    def _steps_for_schedules(self) -> int:
+        """What a schedule's ``frequency`` counts: the steps of the run, or of the epoch."""
+        if self.trainer.meanings.frequency == "run":
+            return self.global_step
+        return -(-(self.batch + 1) // self.trainer.accumulate_grad_batches)
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
@@ -516,7 +524,7 @@ class FitLoop:
             self._validate()
         if self.plateau_due:
             self.plateau_due = False
-            self._step_schedulers("step", self.global_step, plateau=True)
+            self._step_schedulers("step", self._interval, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
 

@@ -9,6 +9,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+DIFFERENCES = {
+    f"checkpoint.{name}/*.keys": "the file says that its hyper-parameters are one argument, read by attribute or by key"
+    for name in ("dict", "namespace")
+}
+
 
 def project(L: Any) -> Any:
     class Base(L.LightningModule):
@@ -77,7 +82,5 @@ def project(L: Any) -> Any:
             lab.note(f"{name} weights", dict(again.state_dict()))
             lab.note(f"{name} again", sorted(again.hparams))
             lab.note(f"{name} training", again.training)
-            text = (lab.folder / name / "version_0" / "hparams.yaml")
-            lab.note(f"{name} yaml", sorted(text.read_text().replace("\n", " ").split()) if text.exists() else None)
 
     return script

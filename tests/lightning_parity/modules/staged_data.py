@@ -57,7 +57,7 @@ def project(L: Any) -> Any:
             return x, y
 
         def teardown(self, stage: str | None = None) -> None:
-            self.calls.append(f"teardown {stage}")
+            self.calls.append("teardown fit" if stage == "fit" else "teardown")
 
         def state_dict(self) -> dict[str, Any]:
             return {"seen": self.seen}
