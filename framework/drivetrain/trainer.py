@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
@@ -428,6 +429,7 @@ class Trainer(TrainerState):
             return
         self.job = job if job.origin != "inline" else None
         self.strategy.connect(job)
+        setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True
         if self.job is not None:
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
