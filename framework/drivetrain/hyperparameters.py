@@ -20,6 +20,7 @@ class HyperparametersMixin:
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
     CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"
     _log_hyperparams = False
+    hparams_name: str | None = None  # the argument whose parts the hyper-parameters are, or "kwargs" for several
 
     def save_hyperparameters(
         self,
@@ -51,6 +52,9 @@ class HyperparametersMixin:
                     )
             chosen = {name: given[name] for name in args}
         chosen = {k: v for k, v in chosen.items() if k not in ignored}
+        self.hparams_name = "kwargs"
+        if len(args) == 1 and not isinstance(args[0], str):
+            self.hparams_name = next((name for name, value in given.items() if value is args[0]), None)
         self._log_hyperparams = logger
         self.hparams.update(chosen)
         self._hparams_initial = _copy(self.hparams)

@@ -34,6 +34,9 @@ class Logger:
     def log_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """Write hyper-parameters, with the final metrics where they are known."""
 
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """A checkpoint callback has saved. Called on the first worker only, by callbacks with Lightning's rules."""
+
     def save(self) -> None:
         """Flush to disk."""
 

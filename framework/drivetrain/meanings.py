@@ -25,6 +25,7 @@ class Meanings:
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
+        model_checkpoint: registered name of the callback that saves where the user gave none.
         log_folder: name of the default logger's folder.
     """
 
@@ -37,6 +38,7 @@ class Meanings:
     nonfinite: str = "raise"
     live_metrics: bool = False
     checkpoint: str = "directory"
+    model_checkpoint: str = "model_checkpoint"
     log_folder: str = "drivetrain_logs"
 
 
@@ -51,5 +53,6 @@ LIGHTNING = Meanings(
     nonfinite="warn",
     live_metrics=True,
     checkpoint="file",
+    model_checkpoint="lightning_model_checkpoint",
     log_folder="lightning_logs",
 )

@@ -45,6 +45,7 @@ class Request:
         loaders: by ``"train"``, ``"val"``, ``"test"``, ``"predict"``; given to the call instead of by hooks.
         datamodule: where loaders come from otherwise.
         ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
+        weights_only: False: trust a checkpoint file that needs more than plain data.
         verbose: show the table of metrics after an evaluation.
     """
 
@@ -54,6 +55,7 @@ class Request:
     datamodule: DataModule | None = None
     ckpt_path: Any = None
     verbose: bool = True
+    weights_only: bool | None = None
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
@@ -276,7 +278,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
     resumed = path is not None
     trainer.ckpt_path = None if path is None else str(path)
     if path is not None:
-        snapshot.restore(trainer, snapshot.read(trainer, path))
+        snapshot.restore(trainer, snapshot.read(trainer, path, request.weights_only))
     elif fit.finished and trainer.is_global_zero:
         warnings.warn(
             f"this Trainer has trained {fit.epoch} epochs and {fit.global_step} steps and is at its limit"
@@ -387,7 +389,7 @@ def _evaluate(trainer: Trainer, request: Request) -> Any:
     path = snapshot.find(trainer, request.ckpt_path)
     if path is not None:
         trainer.ckpt_path = str(path)
-        loaded = snapshot.read(trainer, path)
+        loaded = snapshot.read(trainer, path, request.weights_only)
         with trainer.consensus():
             snapshot.restore_weights(trainer, loaded)
     elif request.ckpt_path is not None:

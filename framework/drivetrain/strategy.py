@@ -127,12 +127,14 @@ class Strategy(StrategyView):
         trains: whether this rank runs the loop.
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         counts: whether what is logged here counts (not where another rank logs the same).
+        replicated: whether every rank has the whole state by itself between two steps, so that one can save it alone.
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
     """
 
     name = ""
+    replicated = False
 
     def __init__(self, options: Any, support: Support) -> None:
         self.options = options

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
+from lightning_utilities.core.overrides import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
@@ -306,10 +307,13 @@ class Trainer(TrainerState):
 
         Args:
             train_dataloaders: a loader, or a data module in its place.
-            ckpt_path: go on from ``"last"``, ``"best"``, ``"auto"`` (the newest, or from the start) or a path.
+            ckpt_path: go on from ``"last"``, ``"best"``, ``"auto"`` (the newest, or from the start) or a path, of a
+                checkpoint that drivetrain wrote or of a file that Lightning wrote.
+            weights_only: False: trust a checkpoint file that holds objects of arbitrary classes.
         """
         train, datamodule = _data(train_dataloaders, datamodule)
-        self._run(Request("fit", model, {"train": train, "val": val_dataloaders}, datamodule, ckpt_path))
+        loaders = {"train": train, "val": val_dataloaders}
+        self._run(Request("fit", model, loaders, datamodule, ckpt_path, weights_only=weights_only))
 
     def validate(
         self,
@@ -321,7 +325,7 @@ class Trainer(TrainerState):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Validate; one dict of metrics per loader."""
-        return self._evaluate("validate", "val", model, dataloaders, ckpt_path, verbose, datamodule)
+        return self._evaluate("validate", "val", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def test(
         self,
@@ -333,7 +337,7 @@ class Trainer(TrainerState):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Test; one dict of metrics per loader. Without ``model`` the best checkpoint of the last fit is tested."""
-        return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule)
+        return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def predict(
         self,
@@ -348,7 +352,9 @@ class Trainer(TrainerState):
         a list of lists where there are several loaders. Each sample is predicted once."""
         loader, datamodule = _data(dataloaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
-        parts = self._run(Request("predict", model, {"predict": loader}, datamodule or self.datamodule, ckpt_path))
+        request = Request("predict", model, {"predict": loader}, datamodule or self.datamodule, ckpt_path)
+        request.weights_only = weights_only
+        parts = self._run(request)
         if return_predictions is False or parts is None:
             return None
         merged = [[item for _, _, item in sorted(loader, key=lambda part: part[:2])] for loader in parts]
@@ -363,6 +369,14 @@ class Trainer(TrainerState):
         clock = perf_counter()
         snapshot.write(self, filepath, bool(weights_only))
         self.timing.add("checkpoint", clock)
+
+    def save_alone(self, filepath: str | Path) -> None:
+        """Save what this rank has at ``filepath`` without the other ranks: what a callback may do in ``on_exception``.
+
+        Raises:
+            CheckpointError: the strategy leaves no rank the whole state, or the disk refuses.
+        """
+        snapshot.write_alone(self, filepath)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first worker only, above the progress bar."""
@@ -392,11 +406,20 @@ class Trainer(TrainerState):
 
     # -- running ------------------------------------------------------------------------------------------------
     def _evaluate(
-        self, stage: str, which: str, model: Any, loaders: Any, ckpt_path: Any, verbose: bool, datamodule: Any
+        self,
+        stage: str,
+        which: str,
+        model: Any,
+        loaders: Any,
+        ckpt_path: Any,
+        verbose: bool,
+        datamodule: Any,
+        weights_only: bool | None,
     ) -> list[dict[str, float]]:
         loader, datamodule = _data(loaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
-        return self._run(Request(stage, model, {which: loader}, datamodule or self.datamodule, ckpt_path, verbose))
+        data = datamodule or self.datamodule
+        return self._run(Request(stage, model, {which: loader}, data, ckpt_path, verbose, weights_only))
 
     def _known(self, model: TrainModule | None, ckpt_path: Any) -> tuple[TrainModule, Any]:
         if model is not None:
@@ -451,7 +474,7 @@ class Trainer(TrainerState):
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
         self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
-        keys = [callback.state_key for callback in self.callbacks]
+        keys = [c.state_key for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")

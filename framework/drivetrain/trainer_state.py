@@ -83,6 +83,11 @@ class TrainerState:
         return self._adopted.get("optimizer_steps" if self.meanings.steps == "optimizer" else "global_step", 0)
 
     @property
+    def handed_over(self) -> bool:
+        """Whether the last stage ran in workers that this process started, and that have ended."""
+        return self.job is None and self.world_size > 1
+
+    @property
     def batches_stepped(self) -> int:
         """Batches (windows) on which optimizers stepped: what metrics are written beside."""
         return self._adopted.get("global_step", 0) if self.fit_loop is None else self.fit_loop.global_step

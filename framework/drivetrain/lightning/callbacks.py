@@ -18,7 +18,7 @@ NAMES = {
     "LambdaCallback": "lambda_callback",
     "LearningRateFinder": "learning_rate_finder",
     "LearningRateMonitor": "learning_rate_monitor",
-    "ModelCheckpoint": "model_checkpoint",
+    "ModelCheckpoint": "lightning_model_checkpoint",
     "ModelPruning": "model_pruning",
     "ModelSummary": "model_summary",
     "OnExceptionCheckpoint": "on_exception_checkpoint",

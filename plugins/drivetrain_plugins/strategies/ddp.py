@@ -55,6 +55,7 @@ class _Replica(nn.Module):
 class DistributedDataParallelStrategy(Strategy):
     """Exact data parallelism. With manual optimisation gradients are averaged per optimizer at its step instead."""
 
+    replicated = True
     _replicas: DistributedDataParallel | None = None
     _synchronised = 0
     _weighs = False  # whether the module weights its losses itself
