@@ -31,6 +31,7 @@ from drivetrain.sharding import BatchSource
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoint import Loaded
     from drivetrain.data import DataModule
     from drivetrain.trainer import Trainer
 
@@ -166,14 +167,15 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         module.configure_model()
     if trainer.sync_batchnorm:
         _synchronise_batchnorm(trainer, module)
+    loaded = _checkpoint(trainer, request)
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
         trainer.to_device = BatchTransfer(trainer)
         result = None
         if stage == "fit":
-            _fit(trainer, request)
+            _fit(trainer, request, loaded)
         else:
-            result = _evaluate(trainer, request)
+            result = _evaluate(trainer, request, loaded)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
@@ -184,6 +186,21 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     for logger in trainer.loggers if trainer.is_global_zero else []:
         logger.finalize(trainer.status)
     return result
+
+
+def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
+    """What ``ckpt_path`` means, shown to the module before its optimizers are made: it may rebuild itself after it."""
+    path = snapshot.find(trainer, request.ckpt_path)
+    if path is None:
+        if request.stage == "fit":
+            trainer.ckpt_path = None
+        elif request.ckpt_path is not None:
+            raise ConfigurationError(f"ckpt_path={request.ckpt_path!r}: there is no checkpoint to {request.stage}.")
+        return None
+    trainer.ckpt_path = str(path)
+    loaded = snapshot.read(trainer, path, request.weights_only)
+    snapshot.show(trainer, loaded)
+    return loaded
 
 
 def _synchronise_batchnorm(trainer: Trainer, module: TrainModule) -> None:
@@ -262,7 +279,7 @@ def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
 
 
 # -- fit --------------------------------------------------------------------------------------------------------
-def _fit(trainer: Trainer, request: Request) -> None:
+def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
     training = sources(trainer, request, "train")
     trainer.train_source = training[0]
@@ -274,11 +291,8 @@ def _fit(trainer: Trainer, request: Request) -> None:
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
-    path = snapshot.find(trainer, request.ckpt_path)
-    resumed = path is not None
-    trainer.ckpt_path = None if path is None else str(path)
-    if path is not None:
-        snapshot.restore(trainer, snapshot.read(trainer, path, request.weights_only))
+    if loaded is not None:
+        snapshot.restore(trainer, loaded)
     elif fit.finished and trainer.is_global_zero:
         warnings.warn(
             f"this Trainer has trained {fit.epoch} epochs and {fit.global_step} steps and is at its limit"
@@ -293,7 +307,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
     _log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
-    if not resumed:
+    if loaded is None:
         _sanity_check(trainer)
     fit.run()
     hooks("on_fit_end")
@@ -382,18 +396,13 @@ def _sanity_check(trainer: Trainer) -> None:
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------
-def _evaluate(trainer: Trainer, request: Request) -> Any:
+def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
     stage, strategy = request.stage, trainer.strategy
     _log_hyperparameters(trainer)
     found = sources(trainer, request, _LOADER_OF[stage])
-    path = snapshot.find(trainer, request.ckpt_path)
-    if path is not None:
-        trainer.ckpt_path = str(path)
-        loaded = snapshot.read(trainer, path, request.weights_only)
+    if loaded is not None:
         with trainer.consensus():
             snapshot.restore_weights(trainer, loaded)
-    elif request.ckpt_path is not None:
-        raise ConfigurationError(f"ckpt_path={request.ckpt_path!r}: there is no checkpoint to {stage}.")
     if not strategy.trains:
         strategy.serve()
         return None

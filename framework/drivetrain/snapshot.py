@@ -192,11 +192,15 @@ def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> stor
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
 
 
+def show(trainer: Trainer, loaded: store.Loaded) -> None:
+    """Let the module and the callbacks see and change what is loaded, before anything is taken from it."""
+    trainer.lightning_module.on_load_checkpoint(loaded.shared)
+    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
+
+
 def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
     """The weights only, for evaluation."""
-    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
     module = trainer.lightning_module
-    module.on_load_checkpoint(loaded.shared)
     _check_names(trainer, loaded)
     trainer.strategy.load_state_dict({"module": loaded.shared["state_dict"]}, [], strict=module.strict_loading)
 
@@ -205,8 +209,6 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     """Everything that training goes on from; random states are kept back until the batches begin."""
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.fit_loop
     assert fit is not None
-    trainer.hooks.of_callbacks("on_load_checkpoint", shared)
-    module.on_load_checkpoint(shared)
     if "optimizer_states" not in shared:
         raise CheckpointError(
             "the checkpoint holds weights only, training cannot go on from it: load it with"

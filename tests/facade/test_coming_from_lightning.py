@@ -127,6 +127,28 @@ def test_a_run_resumed_in_mid_epoch_has_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_a_module_may_rebuild_itself_after_its_checkpoint(tmp_path: Path) -> None:
+    class Growing(Linear):
+        def __init__(self, size: int = 1) -> None:
+            super().__init__(lr=0.1)
+            self.layer = nn.Linear(1, size)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.layer(batch[0].reshape(-1, 1)).pow(2).mean() + super().training_step(batch, batch_idx)
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.layer = nn.Linear(1, len(checkpoint["state_dict"]["layer.bias"]))
+
+    trainer = L.Trainer(**SILENT, max_epochs=1)
+    trainer.fit(Growing(size=3), ones(4, 2))
+    trainer.save_checkpoint(tmp_path / "three.ckpt")
+    module = Growing()
+    trainer = L.Trainer(**SILENT, max_epochs=2)
+    trainer.fit(module, ones(4, 2), ckpt_path=tmp_path / "three.ckpt")
+    trained = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    assert module.layer.out_features == 3 and {id(p) for p in module.parameters()} == trained
+
+
 # -- two workers ------------------------------------------------------------------------------------------------
 class Values(IterableDataset[Any]):
     """Batches of other sizes on each rank: values 0, 0, 0, 0 and 1 on the first, 10, 10, 10, 10 on the second."""
