@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
+from drivetrain.comm.synchronize import broadcast_tensors
 from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job
@@ -29,7 +30,7 @@ from drivetrain_plugins.strategies.pipeline_capture import Call, Capture
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
 from drivetrain_plugins.strategies.pipeline_random import stream
 from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
-from drivetrain_plugins.strategies.spread import gather_states, spread
+from drivetrain_plugins.strategies.spread import gather_states
 
 
 class Pipeline(Strategy):
@@ -258,7 +259,7 @@ class Pipeline(Strategy):
     def _spread(self) -> None:
         """Every rank's copy of every stage up to date."""
         for rank, tensors in enumerate(self.sources):
-            spread(self.line, tensors, rank)
+            broadcast_tensors(self.line, tensors, rank)
 
     def traffic(self) -> dict[str, int]:
         """Activations and their gradients as this rank sent them while training."""
