@@ -32,7 +32,7 @@ def part(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def expected(op: str, parts: list[torch.Tensor]) -> np.ndarray:
     stack = np.stack([p.double().numpy() if p.is_floating_point() else p.numpy() for p in parts])
-    if stack.dtype != np.float64 and stack.dtype != np.bool_:
+    if stack.dtype not in (np.float64, np.bool_):
         stack = stack.astype(np.int64)
     result = {"sum": np.sum, "average": np.mean, "min": np.min, "max": np.max, "product": np.prod}[op](stack, axis=0)
     return result.astype(np.bool_) if op == "product" and stack.dtype == np.bool_ else result

@@ -28,5 +28,6 @@ def lost(rank: int, peer: int, label: str, error: Exception) -> PeerLost:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a transport's message; what follows there is a trace of addresses."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """What a transport's message says, without the advice and the trace of addresses that follow."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line.partition(". This is typically")[0]

@@ -47,18 +47,31 @@ def split(comm: Communicator, color: int | None, key: int | None, label: str) ->
     for name, number in (("color", color), ("key", key)):
         if not (number is None or (isinstance(number, int) and not isinstance(number, bool))):
             raise CommunicationError(f"split takes whole numbers, got {name}={number!r} on rank {comm.rank}.")
-    said = comm.all_gather_plain([color, comm.rank if key is None else key])
+    said = comm.all_gather_plain([color, comm.rank if key is None else key, _made()])
     if color is None:
         return None
-    order = sorted((place, rank) for rank, (other, place) in enumerate(said) if other == color)
+    order = sorted((place, rank) for rank, (other, place, _) in enumerate(said) if other == color)
     name = f"{label} {color}"
     if comm.group is None:
         return comm.child(None, name)
+    _catch_up(max(made for other, _, made in said if other == color))
     members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
     # Only the members meet: ranks of the job that are not in this group know nothing of it.
     options: dict[str, Any] = {} if members == sorted(members) else {"sort_ranks": False}
     group = dist.new_group(members, use_local_synchronization=True, group_desc=name, **options)
     return comm.child(group, name)
+
+
+def _made() -> int:
+    """How many process groups this process knows."""
+    return len(dist.distributed_c10d._world.pg_names) if dist.is_initialized() else 0
+
+
+def _catch_up(made: int) -> None:
+    """Where only the members of a group meet, torch names it by its ranks and by how many groups a process has made:
+    a member that made fewer than another would wait under another name. A group of one rank costs nobody else."""
+    while _made() < made:
+        dist.new_group([dist.get_rank()], use_local_synchronization=True, group_desc="filler")
 
 
 def by_host(comm: Communicator, host: str | None) -> ByHost:
