@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from drivetrain.comm import phase
 from drivetrain.comm.communicator import Communicator, world
 from drivetrain.comm.statistics import Statistics, bus_factor
 from drivetrain.launch import destroy_process_group
+from drivetrain_plugins.bench import profiling
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -99,6 +101,14 @@ def test_bytes_and_messages_of_each_operation() -> None:
     }  # fmt: skip
     assert first == same | {"broadcast": (2400, 1), "gather": (0, 0), "scatter": (1600, 2)}
     assert second == third == same | {"broadcast": (0, 0), "gather": (2400, 1), "scatter": (0, 0)}
+
+
+def test_the_benchmark_of_counting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert profiling.main(["--repeats", "1", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["operation_on_ns"] > 0 and row["on_share"] > row["mark_ns"] / 1e9
+    with pytest.raises(SystemExit):
+        profiling.main(["--operations", "0"])
 
 
 def of_the_job(comm: Communicator) -> list[Any]:

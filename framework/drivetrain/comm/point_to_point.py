@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm.buffers import NATIVE, Flat, tensor_of
+from drivetrain.comm.buffers import NATIVE, Flat, as_bytes, tensor_of
 from drivetrain.comm.failures import CommunicationError, lost
 
 if TYPE_CHECKING:
@@ -19,7 +19,15 @@ FIRST_OWN_TAG = 2**29
 HEADER_TAG, PAYLOAD_TAG, ABORT_TAG = FIRST_OWN_TAG, FIRST_OWN_TAG + 1, 2**30
 OBJECT_TAGS = FIRST_OWN_TAG + 2**20  # a user's tag for an object has two messages from here on
 
-_DTYPES = [*sorted(NATIVE, key=str), torch.int16, torch.uint16, torch.uint32, torch.uint64]
+_DTYPES = [
+    *sorted(NATIVE, key=str),
+    torch.complex64,
+    torch.complex128,
+    torch.int16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 _DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 _DIMENSIONS = 10
 
@@ -83,7 +91,7 @@ def irecv(comm: Communicator, value: Any, source: int, tag: int) -> Handle:
 def _posted(comm: Communicator, peer: int, post: Any, flat: torch.Tensor, tag: int) -> dist.Work:
     """The work of a message that was handed to the transport, which may know already that the peer is gone."""
     try:
-        return post([flat], peer, tag)
+        return post([as_bytes(flat)], peer, tag)
     except RuntimeError as error:
         raise lost(comm.rank, peer, comm.label, error) from error
 
@@ -138,8 +146,8 @@ def exchange(comm: Communicator, sends: Sequence[Message], receives: Sequence[Me
         return
     if comm.device.type != "cpu":
         # One batch: single transfers would wait for each other on a device.
-        operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
+        operations = [dist.P2POp(dist.isend, as_bytes(tensor), group=group, group_peer=peer) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, as_bytes(into), group=group, group_peer=peer) for peer, into in receives]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         return
