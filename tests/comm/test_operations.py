@@ -97,7 +97,9 @@ def movements(comm: Communicator) -> None:
 
             def same(found: torch.Tensor, r: int, wanted: list[torch.Tensor] = parts) -> None:
                 assert found.dtype == wanted[r].dtype and found.shape == wanted[r].shape
-                assert torch.equal(found.contiguous().view(-1).view(torch.uint8), wanted[r].view(-1).view(torch.uint8))
+                assert torch.equal(
+                    found.cpu().contiguous().view(-1).view(torch.uint8), wanted[r].view(-1).view(torch.uint8)
+                )
 
             mine = parts[rank].clone()
             assert comm.broadcast(mine, n - 1) is mine
@@ -121,13 +123,13 @@ def uneven(comm: Communicator) -> None:
     gathered = comm.gather(parts[rank], 0, uneven=True)
     assert (gathered is None) == (rank > 0)
     assert all(torch.equal(a, b) for a, b in zip(gathered or parts, parts, strict=True))
-    assert torch.equal(comm.scatter(parts if rank == n - 1 else None, n - 1), parts[rank])
+    assert torch.equal(comm.scatter(parts if rank == n - 1 else None, n - 1).cpu(), parts[rank])
     into = torch.empty(3, rank).t()
     assert comm.scatter(parts if rank == 0 else None, output=into) is into and torch.equal(into, parts[rank])
     # A tensor's rows, 2 n - 1 of them, are cut: every rank but the last gets two.
     rows = torch.arange(4.0 * n - 2).view(-1, 2)
     cuts = np.array_split(rows.numpy(), n)
-    assert np.array_equal(comm.scatter(rows if rank == 0 else None), cuts[rank])
+    assert np.array_equal(comm.scatter(rows if rank == 0 else None).cpu(), cuts[rank])
     arrived = comm.all_to_all(rows + rank, uneven=True)
     assert np.array_equal(arrived, np.concatenate([cuts[rank] + r for r in range(n)]))
     lists = comm.all_to_all([torch.full((rank + to,), 10.0 * rank + to) for to in range(n)], uneven=True)

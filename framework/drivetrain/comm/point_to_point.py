@@ -133,8 +133,22 @@ def recv(comm: Communicator, value: Any, source: int | None, tag: int) -> Any:
     return flat.land()
 
 
-def exchange(comm: Communicator, sends: Sequence[Message], receives: Sequence[Message], tag: int = PAYLOAD_TAG) -> None:
+def exchange(
+    comm: Communicator,
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    tag: int = PAYLOAD_TAG,
+    *,
+    everyone: bool = True,
+) -> None:
     """Send and receive all messages at once, in place; empty ones are left out on both sides.
+
+    Args:
+        comm: the ranks.
+        sends: what goes to whom.
+        receives: what comes from whom.
+        tag: of all these messages.
+        everyone: whether all ranks of the group take part, as a device's batch demands of a group's first operation.
 
     Raises:
         PeerLost: a rank is gone.
@@ -144,7 +158,7 @@ def exchange(comm: Communicator, sends: Sequence[Message], receives: Sequence[Me
     receives = [message for message in receives if message[1].numel()]
     if group is None or not (sends or receives):
         return
-    if comm.device.type != "cpu":
+    if comm.device.type != "cpu" and everyone:
         # One batch: single transfers would wait for each other on a device.
         operations = [dist.P2POp(dist.isend, as_bytes(tensor), group=group, group_peer=peer) for peer, tensor in sends]
         operations += [dist.P2POp(dist.irecv, as_bytes(into), group=group, group_peer=peer) for peer, into in receives]
