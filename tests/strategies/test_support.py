@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain import Trainer, TrainModule
+from drivetrain import Trainer
 from drivetrain.declaration import Plan, conflicts
 from drivetrain.errors import ConfigurationError
 from drivetrain.support import (
@@ -35,6 +35,13 @@ from tests.strategies.gpt import TinyGPT, token_loader
 # changes, but fp16 and bf16 round what is summed to 3 and 2 digits.
 TOLERANCE = {"64-true": 1e-10, "32-true": 1e-4, "bf16-mixed": 0.05, "16-mixed": 0.05, "bf16-true": 0.2}
 COMPRESSED = 0.5  # a lossy gradient: about the same descent
+COMPUTES = {
+    "64-true": torch.float64,
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "bf16-true": torch.bfloat16,
+}
 STEPS = 3
 
 
@@ -109,13 +116,21 @@ def test_refused_before_anything_starts(plan: Plan, reason: str) -> None:
 def test_manual_optimisation_refused(name: str) -> None:
     trainer = Trainer(**arguments(plain_plan(declarations()[name])))
     with pytest.raises(ConfigurationError, match="automatic_optimization=False"):
-        trainer.fit(Manual(), token_loader())
+        trainer.fit(Manual("32-true"), token_loader())
 
 
 # -- what is allowed trains -------------------------------------------------------------------------------------
 class Small(TinyGPT):
-    def __init__(self) -> None:
+    """Two blocks, whose layers fail when they compute in another format than ``precision`` says."""
+
+    def __init__(self, precision: str) -> None:
         super().__init__(layers=2)
+
+        def refuse_other_formats(layer: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            assert output.dtype == COMPUTES[precision], f"{precision} computes in {output.dtype}"
+
+        for block in self.model.blocks:
+            block.mlp.up.register_forward_hook(refuse_other_formats)
 
 
 class Closures(Small):
@@ -148,7 +163,7 @@ class Several(Manual):
         return [torch.optim.SGD(group, lr=0.01) for group in groups]
 
 
-MODULES: dict[str, type[TrainModule]] = {
+MODULES: dict[str, type[Small]] = {
     "automatic": Small,
     "manual": Manual,
     "several": Several,
@@ -160,7 +175,7 @@ def losses(combination: Combination) -> list[float]:
     declaration = declarations()[combination.strategy]
     plan = plan_of(combination, declaration, declaration.support.exact_with)
     trainer = Trainer(**arguments(plan))
-    trainer.fit(MODULES[combination.get("optimization")](), token_loader(59, 8))
+    trainer.fit(MODULES[combination.get("optimization")](plan.precision), token_loader(59, 8))
     if combination.get("optimization") in ("automatic", "closures"):
         assert trainer.global_step == STEPS
         return [loss for _, loss in trainer.loss_curve]
