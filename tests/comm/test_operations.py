@@ -61,7 +61,9 @@ def reductions(comm: Communicator, algorithms: list[str]) -> str:
                     continue
                 parts = [part(rank, shape, dtype) for rank in range(n)]
                 wanted = expected(op, parts)
-                for algorithm in algorithms:
+                # Topologies know nothing of shapes: each meets every op and every dtype, not all at once.
+                every = shape == (7,) and (op == "sum" or dtype in (torch.float32, torch.int32))
+                for algorithm in algorithms if every else algorithms[:1]:
                     mine = parts[comm.rank].clone()
                     result = comm.all_reduce(mine, op, algorithm)  # type: ignore[arg-type]
                     assert agree(result, wanted), (case, algorithm, result, wanted)
