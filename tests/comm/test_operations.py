@@ -12,7 +12,9 @@ import ranks
 import torch
 
 from drivetrain import registry
+from drivetrain.comm.choice import schedule_of
 from drivetrain.comm.communicator import CommunicationError, Communicator
+from drivetrain.errors import ConfigurationError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -270,6 +272,12 @@ def refused(comm: Communicator) -> None:
     for call, words in cases:
         with pytest.raises(CommunicationError, match=words):
             call()
+    with pytest.raises(ConfigurationError, match="did you mean 'ring'"):
+        comm.all_reduce(torch.ones(2), algorithm="rings")
+    with pytest.raises(CommunicationError, match=f"is for {n + 1} ranks"):
+        comm.all_reduce(torch.ones(2), algorithm=schedule_of("ring", n + 1))
+    own = schedule_of("ring", n)
+    assert comm.all_reduce([torch.ones(2), torch.ones(1)], "max", own)[1].tolist() == [1.0]
 
 
 def differing(comm: Communicator) -> list[str]:
