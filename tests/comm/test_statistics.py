@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm import phase
-from drivetrain.comm.communicator import Communicator, world
+from drivetrain.comm.communicator import Communicator
 from drivetrain.comm.statistics import Statistics, bus_factor
+from drivetrain.comm.world import join_world
 from drivetrain.launch import destroy_process_group
 from drivetrain_plugins.bench import profiling
 
@@ -122,8 +123,8 @@ def of_the_job(comm: Communicator) -> list[Any]:
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    joined = world()
-    again = world("again")
+    joined = join_world()
+    again = join_world()
     places = joined.by_host()  # the launcher says that each rank is a node
     found = [joined.rank, joined.world_size, joined.all_reduce(torch.tensor(1)).item(), again.rank, places.hosts]
     destroy_process_group()
@@ -132,7 +133,7 @@ def of_the_job(comm: Communicator) -> list[Any]:
 
 def test_the_world_of_a_job_without_a_trainer() -> None:
     assert ranks.run(of_the_job, 2) == [[0, 2, 2, 0, [0, 1]], [1, 2, 2, 1, [0, 1]]]
-    assert world().world_size == 1
+    assert join_world().world_size == 1
 
 
 def test_names_load_torch_when_they_are_used() -> None:
@@ -143,6 +144,6 @@ def test_names_load_torch_when_they_are_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     import drivetrain.comm
 
-    assert drivetrain.comm.Communicator is Communicator and "world" in dir(drivetrain.comm)
+    assert drivetrain.comm.Communicator is Communicator and "join_world" in dir(drivetrain.comm)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         drivetrain.comm.nothing  # noqa: B018

@@ -24,13 +24,13 @@ from drivetrain.comm import arrival, collectives, groups, plain, point_to_point,
 from drivetrain.comm.any_source import Arrivals
 from drivetrain.comm.choice import schedule_of
 from drivetrain.comm.failures import CommunicationError, PeerLost
-from drivetrain.comm.groups import ByHost, world
+from drivetrain.comm.groups import ByHost
 from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
 from drivetrain.comm.reduction import NATIVE_OPS, ReduceOp, native
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.statistics import Statistics
 
-__all__ = ["ByHost", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp", "world"]
+__all__ = ["ByHost", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
 
 Algorithm = Literal["auto", "native", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"]
 CHECK = "DRIVETRAIN_CHECK_COLLECTIVES"
