@@ -228,6 +228,8 @@ class Trainer(TrainerState):
             clip_algorithm=self.gradient_clip_algorithm or "norm",
             compile=bool(self.compile),
             batch=self.batch,
+            val_check_interval=self.val_check_interval,
+            check_val_every_n_epoch=self.check_val_every_n_epoch,
             automatic_optimization=automatic,
             optimizers=optimizers,
             closures=closures,
