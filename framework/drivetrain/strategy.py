@@ -152,8 +152,8 @@ class Strategy:
         what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
 
     def check_data(self, loader: Any) -> None:
-        """Raise :class:`ConfigurationError` where ``loader`` cannot be trained on so. Called before workers start with a
-        loader given to ``fit``, and on every rank with what the hooks made."""
+        """Raise :class:`ConfigurationError` where ``loader`` cannot be trained on so. Called before workers start with
+        a loader given to ``fit``, and on every rank with what the hooks made."""
 
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
