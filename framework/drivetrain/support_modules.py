@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from drivetrain.errors import TrainingError
 from drivetrain.folders import make_importable
 from drivetrain.module import TrainModule
 
@@ -36,12 +37,31 @@ def small_gpt() -> nn.Module:
     return made
 
 
-class Automatic(TrainModule):
-    """The loop steps: AdamW with weight decay, after a warm-up."""
+# What layers compute in.
+FORMATS = {
+    "64-true": torch.float64,
+    "32-true": torch.float32,
+    "bf16-mixed": torch.bfloat16,
+    "16-mixed": torch.float16,
+    "bf16-true": torch.bfloat16,
+}
 
-    def __init__(self) -> None:
+
+class Automatic(TrainModule):
+    """The loop steps: AdamW with weight decay, after a warm-up. Its layers fail when they compute in another format
+    than ``precision`` says."""
+
+    def __init__(self, precision: str) -> None:
         super().__init__()
         self.model = small_gpt()
+
+        def refuse_other_formats(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+            if output.dtype != FORMATS[precision]:
+                raise TrainingError(f"{precision} computes in {output.dtype}")
+
+        for name, layer in self.model.named_modules():
+            if name.endswith("mlp.up"):
+                layer.register_forward_hook(refuse_other_formats)
 
     def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross entropy over places."""
@@ -93,7 +113,7 @@ class Several(Manual):
 
 
 # By the choices of the axis "optimization".
-MODULES: dict[str, type[TrainModule]] = {
+MODULES: dict[str, type[Automatic]] = {
     "automatic": Automatic,
     "manual": Manual,
     "several": Several,

@@ -90,7 +90,7 @@ def losses(combination: Combination) -> list[float]:
     declaration = declarations()[combination.strategy]
     plan = plan_of(combination, declaration, declaration.support.exact_with)
     trainer = Trainer(**arguments(plan))
-    trainer.fit(MODULES[combination.get("optimization")](), token_loader(59, 8))
+    trainer.fit(MODULES[combination.get("optimization")](plan.precision), token_loader(59, 8))
     if combination.get("optimization") in ("automatic", "closures"):
         if trainer.global_step != STEPS:
             raise RuntimeError(f"made {trainer.global_step} steps instead of {STEPS}")

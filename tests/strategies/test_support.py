@@ -76,7 +76,7 @@ def test_refused_before_anything_starts(plan: Plan, reason: str) -> None:
 def test_manual_optimisation_refused(name: str) -> None:
     trainer = Trainer(**arguments(plain_plan(declarations()[name])))
     with pytest.raises(ConfigurationError, match="automatic_optimization=False"):
-        trainer.fit(Manual(), token_loader())
+        trainer.fit(Manual("32-true"), token_loader())
 
 
 # -- what is allowed trains -------------------------------------------------------------------------------------

@@ -136,7 +136,8 @@ def zero(stage: int) -> Engine:
         wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model), config=config)
 
         def step(tokens: Tensor, following: Tensor) -> Tensor:
-            loss = loss_of(wrapped(tokens), following)
+            with torch.autocast(device.type, torch.bfloat16):  # as in the other loops: the loss is summed in fp32
+                loss = loss_of(wrapped(tokens), following)
             wrapped.backward(loss)
             wrapped.step()
             return loss.detach()

@@ -80,6 +80,8 @@ def rest_of(device: torch.device) -> None:
 def with_trainer(job: Job, task: dict[str, Any], size: Size, data: Sequences, batch: int) -> tuple[float, list[float]]:
     """Seconds of the timed steps, and the losses."""
     clock = Clock(task["warmup"], task["steps"])
+    # The reference of several processes has their whole batch, which one device need not hold at once.
+    windows = task["scale"] if job.world_size == 1 else 1
     name, *words = task["strategy"].split(" ")
     options = {key: json.loads(value) for key, value in (word.split("=") for word in words)}
     trainer = Trainer(
@@ -94,11 +96,12 @@ def with_trainer(job: Job, task: dict[str, Any], size: Size, data: Sequences, ba
         enable_model_summary=False,
         callbacks=[clock],
         compile=task["compile"],
+        accumulate_grad_batches=windows,
         log_every_n_steps=1000,
         return_weights=False,
         seed=0,
     )
-    trainer.fit(Language(size), DataLoader(data, batch_size=batch, collate_fn=lambda whole: whole))
+    trainer.fit(Language(size), DataLoader(data, batch_size=batch // windows, collate_fn=lambda whole: whole))
     trainer.close()  # under torchrun it would keep the process group for another stage
     return clock.seconds, [loss for _, loss in trainer.loss_curve]
 

@@ -19,20 +19,26 @@ from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
+from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
 from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
 
 
 class _Model(nn.Module):
-    """What DeepSpeed is given: it runs the module's step with the module's parameters registered."""
+    """What DeepSpeed is given: it runs the module's step with the module's parameters registered.
 
-    def __init__(self, module: TrainModule) -> None:
+    The precision is entered in here, since DeepSpeed turns off whatever autocast its engine is called under.
+    """
+
+    def __init__(self, module: TrainModule, precision: Precision) -> None:
         super().__init__()
         self.module = module
+        self._precision = precision
 
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        return call(batch)
+        with self._precision.forward_context():
+            return call(batch)
 
 
 class Zero(Strategy):
@@ -83,7 +89,7 @@ class Zero(Strategy):
             )
         names = parameter_names(module)
         self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
-        model = _Model(module)
+        model = _Model(module, self.precision)
         if self._sharded:
             for parameter in module.parameters(recurse=False):  # no sub-module's forward would gather these
                 self._deepspeed.zero.register_external_parameter(model, parameter)
@@ -101,8 +107,7 @@ class Zero(Strategy):
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
         if self._engine is None:
             return super().forward(call, batch)
-        with self.precision.forward_context():
-            return self._engine(call, batch)
+        return self._engine(call, batch)
 
     def forward_backward(self, step: Any) -> Tensor | None:
         if step.first and self._dirty:  # an epoch ended within a window, whose gradients are not wanted
@@ -179,7 +184,7 @@ class Zero(Strategy):
         if self._engine is None or not self._sharded:
             return super().forward(call, batch)
         # Parameters are gathered on the way, which needs ordinary tensors.
-        with self.precision.forward_context(), torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             return self._model(call, batch)
 
     @contextmanager

@@ -78,7 +78,8 @@ def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) 
             "stage": options.stage,
             "reduce_bucket_size": options.bucket_size,
             "stage3_param_persistence_threshold": options.persistence_threshold,
-            "overlap_comm": False,
+            # Reduced while backward goes on, which pays where a step is a chain of small messages.
+            "overlap_comm": options.stage == 3,
         },
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
