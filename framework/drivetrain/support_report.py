@@ -20,7 +20,7 @@ HEAD = """
 Made by `python -m drivetrain support --train --write docs/support.md`: every combination above that a module can ask
 for makes its first steps on a small GPT, and its losses are held to those of `single` in the same combination.
 "Difference" is the largest seen over its bound, where a bound follows from the precision alone; with lossy gradients,
-and where no exactness is claimed, losses are within {loose} of `single`'s. A strategy without a line was not trained so.
+and where no exactness is claimed, losses are within {loose} of `single`'s. Strategies without a line were not.
 
 """
 TITLES = ("strategy", "trained", "difference / bound", "not trained to these figures")
