@@ -131,6 +131,21 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Another algorithm under a strategy's name, which options choose; tests over the registry run it as well.
+
+    Attributes:
+        options: the fewest options that choose it.
+        implementation: as that of a :class:`Declaration`.
+        chosen: whether the filled-in options ask for it.
+    """
+
+    options: Mapping[str, Any]
+    implementation: str
+    chosen: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
 class Declaration:
     """A strategy as the registry knows it.
 
@@ -141,6 +156,7 @@ class Declaration:
         options: torch-free dataclass of the options with their defaults.
         support: the abilities.
         check: more conflicts, found from a :class:`Plan` without torch.
+        variants: by a word of their own, what options choose in place of ``implementation``.
     """
 
     name: str
@@ -149,10 +165,16 @@ class Declaration:
     options: type = NoOptions
     support: Support = field(default_factory=Support)
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+
+    def implementation_for(self, options: Any) -> str:
+        """``"module:Class"`` of what runs under ``options``."""
+        chosen = (one.implementation for one in self.variants.values() if one.chosen(options))
+        return next(chosen, self.implementation)
 
     def build(self, options: Any) -> Any:
         """Import the implementation and return a strategy that has ``options``."""
-        module, _, name = self.implementation.partition(":")
+        module, _, name = self.implementation_for(options).partition(":")
         return getattr(importlib.import_module(module), name)(options, self.support)
 
 

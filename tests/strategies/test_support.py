@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from drivetrain.support_training import Outcome, arguments, outcome
 def test_the_page_is_up_to_date(repository: Path) -> None:
     page = (repository / "docs" / "support.md").read_text(encoding="utf-8")
     assert page == support.page(kept(page)), "run: python -m drivetrain support --write docs/support.md"
+    numbers = Counter(one.strategy for one in allowed())
+    for name, line in kept(page).items():  # a declaration that allows more has more to train
+        assert f" of {numbers[name]} |" in line, f"run: python -m drivetrain support --train --only {name} --write ..."
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
