@@ -7,6 +7,7 @@ complete single-process strategy; a family overrides only what it bends.
  #   entry                           called                                               default
 ===  ==============================  ===================================================  ==========================
  0   ``check_module(module, plan)``  before any process starts                            nothing
+     ``check_data(loader)``          the same, of a loader at hand; fit only              nothing
  1   ``connect(job)``                once, before the module is set up                    one rank, no group
  2   ``serve()``                     instead of the loop where ``trains`` is false        an error
  3   ``init_context()``              around ``configure_model``                           the precision's
@@ -149,6 +150,10 @@ class Strategy:
     def check_module(self, module: TrainModule, plan: Plan) -> None:
         """Raise :class:`ConfigurationError` where ``module`` cannot be trained so. Called before workers start, with
         what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
+
+    def check_data(self, loader: Any) -> None:
+        """Raise :class:`ConfigurationError` where ``loader`` cannot be trained on so. Called before workers start with
+        a loader given to ``fit``, and on every rank with what the hooks made."""
 
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
