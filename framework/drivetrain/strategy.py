@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -164,7 +165,8 @@ class Strategy:
         init_process_group(job, device=self.device)
         if job.world_size > 1:
             exchange = self.device if job.backend == "nccl" else torch.device("cpu")
-            self.communicator = Communicator(torch.distributed.group.WORLD, exchange)
+            patience = timedelta(seconds=job.timeout)
+            self.communicator = Communicator(torch.distributed.group.WORLD, exchange, timeout=patience)
         self.precision.connect(self.device)
 
     def serve(self) -> None:
