@@ -30,16 +30,17 @@ class Layout:
         return [name for _, members in self.groups for name, _ in members]
 
     def flatten(self, tensors: Mapping[str, Tensor | None], device: torch.device | str = "cpu") -> list[Tensor]:
-        """One flat tensor per dtype; zeros where there is None."""
+        """One flat tensor per dtype; zeros where there is None. Put together where the tensors are, moved once."""
+        where = next((value.device for value in tensors.values() if value is not None), torch.device(device))
         return [
             torch.cat(
                 [
-                    torch.zeros(shape.numel(), dtype=dtype)
+                    torch.zeros(shape.numel(), dtype=dtype, device=where)
                     if (value := tensors[name]) is None
-                    else value.detach().reshape(-1).to(device)
+                    else value.detach().reshape(-1)
                     for name, shape in members
                 ]
-            )
+            ).to(device)
             for dtype, members in self.groups
         ]
 
