@@ -9,7 +9,10 @@ from typing import IO, Any, Self, cast
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain.data_hooks import DataHooks
+from drivetrain.data_partition import DataPartitioner
 from drivetrain.hyperparameters import HyperparametersMixin
+
+__all__ = ["DataModule", "DataPartitioner"]
 
 
 class DataModule(HyperparametersMixin, DataHooks):

@@ -36,6 +36,8 @@ class Plan:
         clip_algorithm: ``"norm"`` or ``"value"``.
         compile: whether ``torch.compile`` is asked for.
         batch: ``"global"`` or ``"per_process"``.
+        val_check_interval: batches between validations, or a fraction of an epoch.
+        check_val_every_n_epoch: epochs between validations; ``None`` counts the interval over epochs.
         automatic_optimization: whether the loop steps the optimizer (``False``: the module does).
         optimizers: number of optimizers that the module configured.
         closures: whether an optimizer calls its closure several times a step (LBFGS).
@@ -56,6 +58,8 @@ class Plan:
     clip_algorithm: str = "norm"
     compile: bool = False
     batch: str = "global"
+    val_check_interval: int | float = 1.0
+    check_val_every_n_epoch: int | None = 1
     automatic_optimization: bool | None = None
     optimizers: int | None = None
     closures: bool | None = None
@@ -96,6 +100,7 @@ class Support:
         stages: what it can run besides ``"fit"``.
         compressors: registered names of the compressors that its gradients can go through; :data:`ANY_COMPRESSOR`
             where it does not matter which.
+        rounds: whether an epoch is one global step, a round of many local ones.
     """
 
     fidelity: str = "exact"
@@ -113,6 +118,7 @@ class Support:
     max_world_size: int | None = None
     stages: frozenset[str] = frozenset({"fit", "validate", "test", "predict"})
     compressors: frozenset[str] = frozenset()
+    rounds: bool = False
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""
@@ -122,6 +128,21 @@ class Support:
 @dataclass(frozen=True)
 class NoOptions:
     """Options of a strategy that has none."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Another algorithm under a strategy's name, which options choose; tests over the registry run it as well.
+
+    Attributes:
+        options: the fewest options that choose it.
+        implementation: as that of a :class:`Declaration`.
+        chosen: whether the filled-in options ask for it.
+    """
+
+    options: Mapping[str, Any]
+    implementation: str
+    chosen: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -135,6 +156,7 @@ class Declaration:
         options: torch-free dataclass of the options with their defaults.
         support: the abilities.
         check: more conflicts, found from a :class:`Plan` without torch.
+        variants: by a word of their own, what options choose in place of ``implementation``.
     """
 
     name: str
@@ -143,10 +165,16 @@ class Declaration:
     options: type = NoOptions
     support: Support = field(default_factory=Support)
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+
+    def implementation_for(self, options: Any) -> str:
+        """``"module:Class"`` of what runs under ``options``."""
+        chosen = (one.implementation for one in self.variants.values() if one.chosen(options))
+        return next(chosen, self.implementation)
 
     def build(self, options: Any) -> Any:
         """Import the implementation and return a strategy that has ``options``."""
-        module, _, name = self.implementation.partition(":")
+        module, _, name = self.implementation_for(options).partition(":")
         return getattr(importlib.import_module(module), name)(options, self.support)
 
 
@@ -220,6 +248,12 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         not plan.closures or plan.compression == "none",
         f"compression={plan.compression} gives every evaluation of LBFGS's closure another gradient of the same"
         " weights: set compression=none or use another optimizer.",
+    )
+    every = "a number of rounds with check_val_every_n_epoch=null"
+    need(
+        not able.rounds or plan.check_val_every_n_epoch is None or plan.val_check_interval in (1, 1.0),
+        f"strategy={name} cannot validate within a round, which is its whole epoch: leave out"
+        f" val_check_interval={plan.val_check_interval}, or set it to {every}.",
     )
     if plan.compression != "none":
         found += registry.load("compressors", plan.compression).check(plan)

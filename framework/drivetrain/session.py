@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain import snapshot
 from drivetrain.combined_source import evaluation_sources, training_source
+from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
@@ -89,6 +90,8 @@ def check(trainer: Trainer, request: Request) -> None:
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
     trainer.strategy.check_module(module, plan)
+    if stage == "fit" and request.loaders.get("train") is not None:
+        trainer.strategy.check_data(request.loaders["train"])
 
 
 def _loader(request: Request, which: str) -> Any:
@@ -107,6 +110,7 @@ def _loader(request: Request, which: str) -> Any:
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
     signals.clear()
+    phase.current.name = phase.SETUP
     with signals.handling(), _deterministic(trainer):
         try:
             trainer.connect(job)
@@ -282,6 +286,7 @@ def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
 def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
     training = sources(trainer, request, "train")
+    strategy.check_data(training[0].loader)
     trainer.train_source = training[0]
     validation = _validation_sources(trainer, request)
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
@@ -350,7 +355,8 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
 
 def _validation_interval(trainer: Trainer) -> int | float:
     """Batches between validations; infinite for the end of the epoch."""
-    interval, length = trainer.val_check_interval, trainer.num_training_batches
+    interval = trainer.val_check_interval
+    length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
     if isinstance(interval, int):
         if trainer.check_val_every_n_epoch is not None and interval > length:
             raise ConfigurationError(

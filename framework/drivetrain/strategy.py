@@ -7,6 +7,7 @@ complete single-process strategy; a family overrides only what it bends.
  #   entry                           called                                               default
 ===  ==============================  ===================================================  ==========================
  0   ``check_module(module, plan)``  before any process starts                            nothing
+     ``check_data(loader)``          the same, of a loader at hand; fit only              nothing
  1   ``connect(job)``                once, before the module is set up                    one rank, no group
  2   ``serve()``                     instead of the loop where ``trains`` is false        an error
  3   ``init_context()``              around ``configure_model``                           the precision's
@@ -35,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -156,6 +158,10 @@ class Strategy(StrategyView):
         """Raise :class:`ConfigurationError` where ``module`` cannot be trained so. Called before workers start, with
         what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
 
+    def check_data(self, loader: Any) -> None:
+        """Raise :class:`ConfigurationError` where ``loader`` cannot be trained on so. Called before workers start with
+        a loader given to ``fit``, and on every rank with what the hooks made."""
+
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job
@@ -165,7 +171,8 @@ class Strategy(StrategyView):
         init_process_group(job, device=self.device)
         if job.world_size > 1:
             exchange = self.device if job.backend == "nccl" else torch.device("cpu")
-            self.communicator = Communicator(torch.distributed.group.WORLD, exchange)
+            patience = timedelta(seconds=job.timeout)
+            self.communicator = Communicator(torch.distributed.group.WORLD, exchange, timeout=patience)
         self.precision.connect(self.device)
 
     def serve(self) -> None:
@@ -238,11 +245,12 @@ class Strategy(StrategyView):
         ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
 
         try:
-            if closure is None or self.precision.scales or calls_closure_once(optimizer):
+            once = self.precision.scales or not self.support.closures or calls_closure_once(optimizer)
+            if closure is None or once:
                 if closure is not None:
                     closure()
                 self._complete(optimizer, before_step)
-                return self.precision.step(optimizer, None)
+                return self._step(optimizer, None)
 
             def complete() -> Any:
                 with torch.enable_grad():
@@ -250,9 +258,13 @@ class Strategy(StrategyView):
                 self._complete(optimizer, before_step)
                 return result
 
-            return self.precision.step(optimizer, complete)
+            return self._step(optimizer, complete)
         except SkipStep:
             return False
+
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """The optimizer's own step, and nothing else of the loop unless it is given a closure."""
+        return self.precision.step(optimizer, closure)
 
     def _complete(self, optimizer: Optimizer, before_step: Callable[[], None]) -> None:
         """After the last backward: the gradients' global and true values, then hooks and clipping."""
@@ -330,11 +342,17 @@ class Strategy(StrategyView):
         """Bytes and messages of the gradients: ``bytes_sent``, ``bytes_dense`` (uncompressed), ``messages``."""
         return {}
 
+    def exposed_communication(self) -> float | None:
+        """Seconds of a backward pass in which this rank only waited for gradients, mean since training began; None
+        where the engine does not tell."""
+        return None
+
     def finish(self) -> None:
         """The stage's loop has ended in order: ranks that serve can be let go."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""
+        self.communicator.close()
         if self.job.world_size > 1:
             destroy_process_group(failed=error is not None)
 

@@ -60,6 +60,7 @@ class FakeTrainer:
     check_val_every_n_epoch: int | None = 1
     log_every_n_steps: int = 2
     log_dir: Path | None = None
+    num_nodes: int = 1
     fast_dev_run: bool | int = False
     world_size: int = 1
     global_rank: int = 0

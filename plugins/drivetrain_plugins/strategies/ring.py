@@ -6,7 +6,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.comm.bucket_hook import ScheduledAllReduce
-from drivetrain.comm.schedule import Schedule, ring
+from drivetrain.comm.schedule import Schedule
+from drivetrain.comm.topologies.ring import ring
 from drivetrain_plugins.strategies.ddp import DistributedDataParallelStrategy
 
 
@@ -33,6 +34,9 @@ class Ring(DistributedDataParallelStrategy):
         statistics = self._all_reduce.communicator.statistics
         sent = {"bytes_sent": statistics.bytes_sent, "messages": statistics.messages}
         return {**sent, "bytes_dense": statistics.bytes_sent}
+
+    def exposed_communication(self) -> float | None:
+        return super().exposed_communication() if self._all_reduce is None else self._all_reduce.exposed_seconds()
 
     def close(self, error: BaseException | None = None) -> None:
         if self._all_reduce is not None:
