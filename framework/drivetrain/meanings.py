@@ -23,6 +23,9 @@ class Meanings:
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
+        modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
+            evaluation mode stays there, as in frozen parts).
+        checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
@@ -39,6 +42,8 @@ class Meanings:
     order: str = "seed"
     window: str = "samples"
     frequency: str = "run"
+    modes: str = "train"
+    checks_resumed: bool = False
     nonfinite: str = "raise"
     live_metrics: bool = False
     checkpoint: str = "directory"
@@ -56,6 +61,8 @@ LIGHTNING = Meanings(
     order="torch",
     window="batches",
     frequency="epoch",
+    modes="kept",
+    checks_resumed=True,
     nonfinite="warn",
     live_metrics=True,
     checkpoint="file",

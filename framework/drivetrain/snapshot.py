@@ -192,11 +192,15 @@ def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> stor
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
 
 
+def show(trainer: Trainer, loaded: store.Loaded) -> None:
+    """Let the module and the callbacks see and change what is loaded, before anything is taken from it."""
+    trainer.lightning_module.on_load_checkpoint(loaded.shared)
+    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
+
+
 def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
     """The weights only, for evaluation."""
-    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
     module = trainer.lightning_module
-    module.on_load_checkpoint(loaded.shared)
     _check_names(trainer, loaded)
     trainer.strategy.load_state_dict({"module": loaded.shared["state_dict"]}, [], strict=module.strict_loading)
 
@@ -205,8 +209,6 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     """Everything that training goes on from; random states are kept back until the batches begin."""
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.fit_loop
     assert fit is not None
-    trainer.hooks.of_callbacks("on_load_checkpoint", shared)
-    module.on_load_checkpoint(shared)
     if "optimizer_states" not in shared:
         raise CheckpointError(
             "the checkpoint holds weights only, training cannot go on from it: load it with"
@@ -230,7 +232,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     if trainer.datamodule is not None and "datamodule" in shared:
         trainer.datamodule.load_state_dict(shared["datamodule"])
     if "metrics" in shared:
-        _restore_metrics(trainer, shared["metrics"])
+        _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
@@ -244,8 +246,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         )
 
 
-def _restore_metrics(trainer: Trainer, saved: dict[str, Any]) -> None:
+def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool) -> None:
+    """``within_epoch``: whether the epoch that was begun goes on, with what was logged in it."""
     communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
+    if not within_epoch:
+        saved = {**saved, "epoch": []}
     if len(saved["epoch"]) == communicator.world_size:
         metrics.load_state_dict([saved["epoch"][communicator.rank]])
     elif communicator.rank == 0:  # of another number of ranks: one of these takes what those had

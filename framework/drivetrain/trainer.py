@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
 from lightning_utilities.core.overrides import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.comm import phase
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
@@ -248,6 +250,8 @@ class Trainer(TrainerState):
             clip_algorithm=self.gradient_clip_algorithm or "norm",
             compile=bool(self.compile),
             batch=self.batch,
+            val_check_interval=self.val_check_interval,
+            check_val_every_n_epoch=self.check_val_every_n_epoch,
             automatic_optimization=automatic,
             optimizers=optimizers,
             closures=closures,
@@ -367,7 +371,8 @@ class Trainer(TrainerState):
         if self.lightning_module is None:
             raise ConfigurationError("save_checkpoint needs a module: call fit first.")
         clock = perf_counter()
-        snapshot.write(self, filepath, bool(weights_only))
+        with phase.during(phase.CHECKPOINT):
+            snapshot.write(self, filepath, bool(weights_only))
         self.timing.add("checkpoint", clock)
 
     def save_alone(self, filepath: str | Path) -> None:
@@ -450,20 +455,27 @@ class Trainer(TrainerState):
         """Join ``job``; does nothing when that is done."""
         if self._connected:
             return
+        if Trainer._in_job is not None and job.origin != "inline":  # an earlier one of the script makes room
+            Trainer._in_job.close()
         self.job = job if job.origin != "inline" else None
         self.strategy.connect(job)
+        setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True
         if self.job is not None:
+            Trainer._in_job = self
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
         mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
         self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
 
     _connected = False
+    _in_job: ClassVar[Trainer | None] = None  # the one of this process that holds its process group
 
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:
             self._connected = False
+            if Trainer._in_job is self:
+                Trainer._in_job = None
             atexit.unregister(self.close)
             self.strategy.close(error)
 

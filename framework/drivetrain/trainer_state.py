@@ -73,7 +73,9 @@ class TrainerState:
     @property
     def current_epoch(self) -> int:
         fit = self.fit_loop
-        return self._adopted.get("current_epoch", 0) if fit is None else fit.epoch + fit.cut
+        if fit is None:
+            return self._adopted.get("current_epoch", 0)
+        return fit.epoch + (fit.cut or (fit.resumed and fit.ended))
 
     @property
     def global_step(self) -> int:
@@ -342,5 +344,6 @@ class TrainerState:
         per_epoch = self.num_training_batches
         if per_epoch == float("inf"):
             return self.max_steps if self.max_steps != -1 else per_epoch
-        steps = -(-int(per_epoch) // self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        windows = 1 if self.strategy.support.rounds else -(-int(per_epoch) // self.accumulate_grad_batches)
+        steps = windows * max(self.max_epochs, 1)
         return steps if self.max_steps == -1 else min(steps, self.max_steps)

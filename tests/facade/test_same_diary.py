@@ -432,7 +432,11 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "sampled, over epochs": (sampled, ("fit",), {"val_check_interval": 4, "check_val_every_n_epoch": None}),
     "read by workers": (read_by_workers, ("fit",), {"min_epochs": 1}),
     "own loaders": (own_loaders, ("validate", "fit", "validate", "predict"), {"max_epochs": 4}),
-    "own loaders, no epoch by time": (own_loaders, ("fit",), {"max_steps": 5, "limit_val_batches": 0.5, "min_steps": 3}),
+    "own loaders, no epoch by time": (
+        own_loaders,
+        ("fit",),
+        {"max_steps": 5, "limit_val_batches": 0.5, "min_steps": 3},
+    ),
     "together": (together, ("fit",), {}),
 }
 

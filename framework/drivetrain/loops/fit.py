@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain.checkpoint import rng
+from drivetrain.comm import phase
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
@@ -66,7 +67,7 @@ class FitLoop:
         self.timing = trainer.timing
         self.boundary = Boundary(trainer)
         self.epoch = current_epoch
-        self.batch = 0
+        self.batch = self.batch_idx = 0
         self._interval = 0
         self.global_step = global_step
         self.optimizer_steps = optimizer_steps
@@ -120,6 +121,29 @@ class FitLoop:
         ]
         self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
+    # -- what projects read of Lightning's loops ------------------------------------------------------------------
+    @property
+    def epoch_loop(self) -> FitLoop:
+        """Lightning's loop of one epoch, here the same object."""
+        return self
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Number of the batch at hand, counted over epochs."""
+        return self.batches_seen - (self.batch > self.batch_idx)
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        return self.global_step
+
+    @property
+    def max_epochs(self) -> int:
+        return self.trainer.max_epochs
+
+    @max_epochs.setter
+    def max_epochs(self, value: int | None) -> None:
+        self.trainer.max_epochs = -1 if value is None else value
+
     @property
     def counted_steps(self) -> int:
         """``trainer.global_step``, which ``max_steps`` and checkpoints' names count."""
@@ -141,7 +165,8 @@ class FitLoop:
         if self._done() and not (self._unfinished() and self.is_last_batch):
             return
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
-        self.module.train()
+        if trainer.meanings.modes == "train":
+            self.module.train()
         if not self.resumed:
             self.source.open()
         hooks("on_train_start")
@@ -253,6 +278,7 @@ class FitLoop:
     def _end_epoch(self, complete: bool) -> None:
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
+        phase.current.name = phase.BOUNDARY
         trainer.keep_metrics()
         trainer.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
@@ -322,7 +348,7 @@ class FitLoop:
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
-            self.is_last_batch = micro.last
+            self.is_last_batch, self.batch_idx = micro.last, micro.index
             batch = self.trainer.to_device(micro)
             share = self._share(micro, window)
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
@@ -339,6 +365,7 @@ class FitLoop:
                     self._early_end.passed = (self.epoch, step.index)
             if self.timing.on:
                 self.clock = perf_counter()
+            phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
             if not self.module.automatic_optimization or self.forward_only:
                 self._manual(step)
@@ -433,7 +460,8 @@ class FitLoop:
         if args:
             kwargs["gradient"] = args[0]
         self.hooks("on_before_backward", loss)
-        self.strategy.backward(loss, micro.share, True, **kwargs)
+        with phase.during(phase.BACKWARD):
+            self.strategy.backward(loss, micro.share, True, **kwargs)
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
@@ -445,7 +473,8 @@ class FitLoop:
             return result[-1]
 
         before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
-        counts = self._through_strategy(optimizer, None if closure is None else kept, before)
+        with phase.during(phase.OPTIMIZER):
+            counts = self._through_strategy(optimizer, None if closure is None else kept, before)
         self._stepped = self._stepped or counts
         return result[0] if result else None
 
@@ -541,6 +570,7 @@ class FitLoop:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
         where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
+        phase.current.name = phase.BOUNDARY
         clock = perf_counter()
         at_log = self._log_due()
         known = at_log or self.plateau_due
@@ -634,6 +664,7 @@ class FitLoop:
         return {
             "epoch": self.epoch,
             "batch": self.batch,
+            "rounds": self.strategy.support.rounds,
             "global_step": self.global_step,
             "optimizer_steps": self.optimizer_steps,
             "validated": self.validated,
@@ -657,7 +688,18 @@ class FitLoop:
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
+        self._count_batches_anew(state.get("rounds", False))
         self.resumed = self.batch > 0 or self.ended
+
+    def _count_batches_anew(self, rounds: bool) -> None:
+        """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
+        done; of one begun it makes the whole round."""
+        ours = self.strategy.support.rounds
+        if rounds != ours and self.batch > 0:
+            if not ours and self.source.length == float("inf"):  # nothing tells how many there were
+                self.ended = self.is_last_batch
+            done = 1 if ours or self.ended else int(self.source.length)
+            self.batch = done if self.is_last_batch else 0
 
 
 def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:

@@ -11,10 +11,8 @@ import argparse
 import json
 import multiprocessing
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.comm.execute import SEGMENT_BYTES
+from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import torch
@@ -74,30 +73,31 @@ def measure(world_size: int, options: argparse.Namespace) -> list[Row]:
     Raises:
         RuntimeError: a rank failed; its own traceback is on standard error.
     """
-    folder = tempfile.mkdtemp(prefix="drivetrain-bench-")
-    # Fresh interpreters: nothing that this process did with threads or CUDA can reach them.
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    ranks = [
-        context.Process(target=_rank, args=(rank, world_size, folder, sender if rank == 0 else None, vars(options)))
-        for rank in range(world_size)
-    ]
-    try:
-        for process in ranks:
-            process.start()
-        sender.close()
+    with temporary_folder("bench") as folder:
+        # Fresh interpreters: nothing that this process did with threads or CUDA can reach them.
+        context = multiprocessing.get_context("spawn")
+        receiver, sender = context.Pipe(duplex=False)
+        ranks = [
+            context.Process(
+                target=_rank, args=(rank, world_size, str(folder), sender if rank == 0 else None, vars(options))
+            )
+            for rank in range(world_size)
+        ]
         try:
-            return receiver.recv()
-        except EOFError:
-            raise RuntimeError(f"a rank of {world_size} failed; its traceback is above") from None
-    finally:
-        for process in ranks:
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-        receiver.close()
-        shutil.rmtree(folder)
+            for process in ranks:
+                process.start()
+            sender.close()
+            try:
+                return receiver.recv()
+            except EOFError:
+                raise RuntimeError(f"a rank of {world_size} failed; its traceback is above") from None
+        finally:
+            for process in ranks:
+                process.join(5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+            receiver.close()
 
 
 def _rank(rank: int, world_size: int, folder: str, results: Connection | None, options: dict[str, Any]) -> None:

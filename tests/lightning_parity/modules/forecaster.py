@@ -68,7 +68,7 @@ def project(L: Any) -> Any:
         def test_step(self, batch: Any, batch_idx: int) -> Any:
             return self.step(*batch, batch_idx)[0]
 
-        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
             x, _ = batch
             return self(x), x["index"]
 

@@ -8,6 +8,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+_REST = "Lightning goes on within an epoch by its number of batches, but from the first batch of the loader"
+DIFFERENCES = {
+    **{f"{run}.fit.{what}": _REST for run in ("1.0", "2.0") for what in ("*metrics.*", "losses", "weights.*")},
+    **{f"checkpoint.lightning_logs/version_{run}/*s*_*": _REST for run in (1, 2)},
+    **{f"table.lightning_logs/version_{run}/*": _REST for run in (1, 2)},
+    "?.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called, not after it",
+    "1.0.fit.hooks": "what a project prepares when an epoch starts is prepared in the process that goes on with it, too",
+    "1.0.fit.counted.on_train_epoch_start": "the same",
+}
+
 
 def project(L: Any) -> Any:
     class Net(L.LightningModule):
