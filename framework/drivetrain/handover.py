@@ -66,6 +66,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "training": module.training,
             "hparams": to_safe(dict(module.hparams)),
             "result": to_safe(result),
+            "loggers": [logger.version for logger in trainer.loggers],
             "callbacks": to_safe({c.state_key: c.state_dict() for c in trainer.callbacks}),
             "trainer": to_safe(
                 {
@@ -113,6 +114,8 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         trainer.timing.seconds = seconds
     for name, value in counters.items():
         setattr(trainer, name, value)
+    for logger, version in zip(trainer.loggers, state["loggers"], strict=True):
+        logger.use_version(version)  # a later stage writes to the same run
     callbacks = from_safe(state["callbacks"])
     for callback in trainer.callbacks:
         if callback.state_key in callbacks:

@@ -26,6 +26,7 @@ class Meanings:
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         log_folder: name of the default logger's folder.
+        default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
     batch: str = "global"
@@ -38,6 +39,7 @@ class Meanings:
     live_metrics: bool = False
     checkpoint: str = "directory"
     log_folder: str = "drivetrain_logs"
+    default_hp_metric: bool = False
 
 
 OWN = Meanings()
@@ -52,4 +54,5 @@ LIGHTNING = Meanings(
     live_metrics=True,
     checkpoint="file",
     log_folder="lightning_logs",
+    default_hp_metric=True,
 )
