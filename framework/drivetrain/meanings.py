@@ -33,6 +33,7 @@ class Meanings:
         model_checkpoint: registered name of the callback that saves where the user gave none.
         logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
+        default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
     batch: str = "global"
@@ -50,6 +51,7 @@ class Meanings:
     model_checkpoint: str = "model_checkpoint"
     logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
+    default_hp_metric: bool = False
 
 
 OWN = Meanings()
@@ -69,4 +71,5 @@ LIGHTNING = Meanings(
     model_checkpoint="lightning_model_checkpoint",
     logger="lightning_tensorboard",
     log_folder="lightning_logs",
+    default_hp_metric=True,
 )

@@ -24,6 +24,7 @@ from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
+from drivetrain.logger import Logger
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop, empty
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
@@ -171,6 +172,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.training, trainer.predicting = request.stage == "fit", request.stage == "predict"
     trainer.evaluating = request.stage in ("validate", "test")
     trainer.request = request
+    _agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     if request.stage == "fit":
@@ -255,17 +257,31 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
     trainer.strategy.communicator.barrier()
 
 
+def _agree_on_versions(trainer: Trainer) -> None:
+    """Loggers that take the first free version take the same one on all workers, those of another launcher too."""
+    choosing = [logger for logger in trainer.loggers if type(logger).use_version is not Logger.use_version]
+    communicator = trainer.strategy.communicator
+    if not choosing or communicator.world_size == 1:
+        return
+    mine = [logger.version for logger in choosing] if communicator.rank == 0 else []
+    for logger, version in zip(choosing, communicator.all_gather_plain(mine)[0], strict=True):
+        logger.use_version(version)
+
+
 def _log_hyperparameters(trainer: Trainer) -> None:
-    if not trainer.is_global_zero or not trainer.enable_autolog_hparams:
+    """Hyper-parameters and the module's graph, for loggers that write them."""
+    if not trainer.is_global_zero:
         return
     params: dict[str, Any] = {}
     owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
-    if not owners:
-        return
     for owner in owners:
         params |= owner.hparams_initial
     for logger in trainer.loggers:
-        logger.log_hyperparams(params)
+        if owners and trainer.enable_autolog_hparams:
+            logger.log_hyperparams(params)
+        with trainer.random_state_kept():
+            logger.log_graph(trainer.lightning_module)
+        logger.save()
 
 
 def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]:

@@ -75,7 +75,7 @@ class TrainerState:
         fit = self.fit_loop
         if fit is None:
             return self._adopted.get("current_epoch", 0)
-        return fit.epoch + (fit.cut or (fit.resumed and fit.ended))
+        return fit.epoch + (fit.cut or (fit.resumed and fit.ended and not self.sanity_checking))
 
     @property
     def global_step(self) -> int:
