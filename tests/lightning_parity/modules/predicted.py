@@ -54,7 +54,8 @@ def project(L: Any) -> Any:
         x = torch.randn(30, 4)
         train = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), batch_size=10)
         one, two = DataLoader(TensorDataset(x[:11]), batch_size=4), DataLoader(TensorDataset(x[11:20]), batch_size=5)
-        writers = [CustomWriter(lab.folder / interval, interval) for interval in ("batch", "epoch", "batch_and_epoch")]
+        intervals = ("batch", "epoch", "batch_and_epoch")
+        writers = [CustomWriter(lab.folder / interval, interval) for interval in intervals]
         model = Net()
         trainer = lab.trainer(max_epochs=2, callbacks=writers[:1], log_every_n_steps=1)
         trainer.fit(model, train)
@@ -63,7 +64,7 @@ def project(L: Any) -> Any:
         for writer in writers[1:]:
             alone = lab.trainer(callbacks=[writer], logger=False)
             alone.predict(model, [one, two], return_predictions=False)
-        for writer in writers:
-            lab.note(f"seen {writer.interval.value}", writer.seen)
+        for interval, writer in zip(intervals, writers, strict=True):
+            lab.note(f"seen {interval}", writer.seen)
 
     return script
