@@ -51,12 +51,11 @@ class Laboratory:
     def __init__(self, library: Any, folder: Path, **defaults: Any) -> None:
         self.library, self.folder, self.defaults = library, folder, defaults
         self.facts: dict[str, Any] = {}
-        self.trainers = 0
+        self.trainers: list[Any] = []
 
     def trainer(self, **options: Any) -> Any:
         """The library's Trainer: on the CPU, in the run's folder, quiet, and watched by a callback that records."""
-        index, calls = self.trainers, iter(range(99))
-        self.trainers += 1
+        index, calls = len(self.trainers), iter(range(99))
         record = Record()
         options = {"accelerator": "cpu", "devices": 1, "default_root_dir": str(self.folder), **self.defaults, **options}
         for name in ("enable_progress_bar", "enable_model_summary"):
@@ -66,6 +65,7 @@ class Laboratory:
         given = options.pop("callbacks", None) or []
         given = given if isinstance(given, list) else [given]
         trainer = self.library.Trainer(callbacks=[*given, recorder(self.library, record)], **options)
+        self.trainers.append(trainer)
         for stage in STAGES:
             setattr(trainer, stage, self._watched(trainer, stage, f"{index}", calls, record))
         return trainer
@@ -83,12 +83,9 @@ class Laboratory:
         def watched(*args: Any, **kwargs: Any) -> Any:
             for part in [*args, *kwargs.values()]:
                 record.instrument(part)
-            result = None
             head = f"{index}.{next(calls)}.{stage}"
-            try:
-                result = run(*args, **kwargs)
-            finally:
-                self._look(trainer, head, record)
+            result = run(*args, **kwargs)
+            self._look(trainer, head, record)
             if result is not None:
                 self.facts[f"{head}.result"] = result
             return result
@@ -225,11 +222,25 @@ def _untouched() -> Iterator[None]:
         os.environ.update(environment)
 
 
-def run(project: Callable[[Any], Callable[[Laboratory], None]], library: Any, folder: Path, **defaults: Any) -> dict[str, Any]:
-    """Run what ``project(library)`` returns and give its facts."""
-    folder.mkdir(parents=True)
+def run(
+    project: Callable[[Any], Callable[[Laboratory], None]],
+    library: Any,
+    folder: Path,
+    files: bool = True,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Run what ``project(library)`` returns and give its facts, with those about ``files`` or without.
+
+    Args:
+        defaults: options of every Trainer that the project does not give itself.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     laboratory = Laboratory(library, folder, **defaults)
     with _untouched():
         project(library)(laboratory)
-        laboratory.look_at_files()
+        if files:
+            laboratory.look_at_files()
+        for trainer in laboratory.trainers:
+            if hasattr(trainer, "close"):  # drivetrain's leaves the job of several ranks
+                trainer.close()
     return laboratory.facts
