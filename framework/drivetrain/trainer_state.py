@@ -54,6 +54,7 @@ class TrainerState:
     limit_test_batches: int | float | None
     limit_predict_batches: int | float | None
     predict_sources: list[BatchSource]
+    test_sources: list[BatchSource]
     _given: dict[str, Any]
     max_epochs: int
     max_steps: int
@@ -277,8 +278,7 @@ class TrainerState:
 
     @property
     def num_test_batches(self) -> list[int | float]:
-        loop = self.evaluation
-        return [source.length for source in loop.sources] if loop is not None and loop.stage == "test" else []
+        return [source.length for source in self.test_sources]
 
     @property
     def num_predict_batches(self) -> list[int | float]:

@@ -100,7 +100,7 @@ class Laboratory:
         self.facts[f"{head}.losses"] = list(record.losses)
         self.facts[f"{head}.rates"] = list(record.rates)
         record.clear()
-        for name in _COUNTERS:
+        for name in _COUNTERS if trainer.optimizers else _COUNTERS[:2]:  # before any fit the rest has no meaning
             self.facts[f"{head}.{name}"] = getattr(trainer, name)
         for kind in _METRICS:
             for name, value in getattr(trainer, kind).items():
@@ -226,20 +226,21 @@ def run(
     project: Callable[[Any], Callable[[Laboratory], None]],
     library: Any,
     folder: Path,
-    files: bool = True,
+    settled: Callable[[], Any] = lambda: None,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """Run what ``project(library)`` returns and give its facts, with those about ``files`` or without.
+    """Run what ``project(library)`` returns and give its facts.
 
     Args:
+        settled: called when the run is over, before its files are looked at.
         defaults: options of every Trainer that the project does not give itself.
     """
     folder.mkdir(parents=True, exist_ok=True)
     laboratory = Laboratory(library, folder, **defaults)
     with _untouched():
         project(library)(laboratory)
-        if files:
-            laboratory.look_at_files()
+        settled()
+        laboratory.look_at_files()
         for trainer in laboratory.trainers:
             if hasattr(trainer, "close"):  # drivetrain's leaves the job of several ranks
                 trainer.close()

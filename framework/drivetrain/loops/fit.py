@@ -127,6 +127,9 @@ class FitLoop:
         """Lightning's loop of one epoch, here the same object."""
         return self
 
+    def setup_data(self) -> None:
+        """Nothing: the loaders are there before optimizers are configured."""
+
     @property
     def total_batch_idx(self) -> int:
         """Number of the batch at hand, counted over epochs."""
@@ -168,7 +171,7 @@ class FitLoop:
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
-            self.source.open()
+            self.source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
