@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from drivetrain.combined_source import evaluation_sources, training_source
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.errors import ConfigurationError, EndStage, Interrupted
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
@@ -195,10 +195,11 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         strategy.prepare(module, stage)
         trainer.to_device = BatchTransfer(trainer)
         result = None
-        if stage == "fit":
-            _fit(trainer, request)
-        else:
-            result = _evaluate(trainer, request)
+        with suppress(EndStage):
+            if stage == "fit":
+                _fit(trainer, request)
+            else:
+                result = _evaluate(trainer, request)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
