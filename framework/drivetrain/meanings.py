@@ -26,6 +26,7 @@ class Meanings:
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         log_folder: name of the default logger's folder.
+        shows_version: whether the progress bar shows the loggers' version.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
@@ -40,6 +41,7 @@ class Meanings:
     checkpoint: str = "directory"
     log_folder: str = "drivetrain_logs"
     default_hp_metric: bool = False
+    shows_version: bool = False
 
 
 OWN = Meanings()
@@ -55,4 +57,5 @@ LIGHTNING = Meanings(
     checkpoint="file",
     log_folder="lightning_logs",
     default_hp_metric=True,
+    shows_version=True,
 )

@@ -454,7 +454,7 @@ class Trainer(TrainerState):
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
         self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
-        keys = [callback.state_key for callback in self.callbacks]
+        keys = [c.state_key for c in self.callbacks if type(c).state_dict is not Callback.state_dict]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")
