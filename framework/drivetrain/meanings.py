@@ -33,6 +33,7 @@ class Meanings:
         model_checkpoint: registered name of the callback that saves where the user gave none.
         logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
+        shows_version: whether the progress bar shows the loggers' version.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
@@ -52,6 +53,7 @@ class Meanings:
     logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
     default_hp_metric: bool = False
+    shows_version: bool = False
 
 
 OWN = Meanings()
@@ -72,4 +74,5 @@ LIGHTNING = Meanings(
     logger="lightning_tensorboard",
     log_folder="lightning_logs",
     default_hp_metric=True,
+    shows_version=True,
 )

@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.errors import ConfigurationError, EndStage, Interrupted
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
@@ -29,6 +29,7 @@ from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop, empt
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
+from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.sharding import BatchSource
 from drivetrain.transfer import BatchTransfer
 
@@ -137,7 +138,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
         try:
             trainer.connect(job)
             _attach(trainer, request)
-            return _stage(trainer, request)
+            with profiled(trainer):
+                return _stage(trainer, request)
         except BaseException as error:
             _fail(trainer, request, error)
             raise
@@ -177,7 +179,8 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     if request.stage == "fit":
         _check_needs(trainer)  # those of configure_callbacks are known only now
-    trainer.hooks = Hooks(trainer, module, trainer.callbacks)
+    kind = ProfiledHooks if trainer.profiler.measures else Hooks
+    trainer.hooks = kind(trainer, module, trainer.callbacks)
     trainer.metrics, trainer.by_step = trainer.new_metrics(), None
     if trainer.meanings.live_metrics:
         trainer.forget_metrics()
@@ -201,10 +204,11 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         strategy.prepare(module, stage)
         trainer.to_device = BatchTransfer(trainer)
         result = None
-        if stage == "fit":
-            _fit(trainer, request, loaded)
-        else:
-            result = _evaluate(trainer, request, loaded)
+        with suppress(EndStage):
+            if stage == "fit":
+                _fit(trainer, request, loaded)
+            else:
+                result = _evaluate(trainer, request, loaded)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
@@ -316,6 +320,9 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
                 raise ConfigurationError("the train data is empty: its loader gives no batch.")
             if trainer.is_global_zero:
                 warnings.warn(empty(which, source, len(found)), stacklevel=2)
+    if trainer.instruments is not None:
+        for source in found:
+            trainer.instruments.of_source(source, which)
     return found
 
 
@@ -333,6 +340,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
     trainer.val_check_batch = _validation_interval(trainer)
     fit = trainer.fit_loop = FitLoop(trainer, training[0], **trainer._adopted)
+    if trainer.instruments is not None:
+        trainer.instruments.of_fit(fit)
     trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))

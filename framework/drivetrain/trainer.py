@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from drivetrain.hooks import Hooks
     from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
+    from drivetrain.profiling import Instruments
     from drivetrain.optimizer import SchedulerConfig
     from drivetrain.sharding import BatchSource
 
@@ -276,6 +277,7 @@ class Trainer(TrainerState):
         self.train_source: BatchSource | None = None
         self.predict_sources: list[BatchSource] = []
         self.test_sources: list[BatchSource] = []
+        self.instruments: Instruments | None = None
         self.predict_loop: PredictLoop = None  # type: ignore[assignment]
         self._validation_read_in = 0  # the epoch in which validation loaders were asked for last
         self._given: dict[str, Any] = {}  # evaluation loaders as they were given
