@@ -75,7 +75,7 @@ class EvaluateLoop:
         trainer, stage = self.trainer, self.stage
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
-        by_step, trainer.by_step = trainer.by_step, None
+        by_step, trainer.by_step = None if trainer.by_step is None else False, None
         self.metrics.reset()
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         try:

@@ -288,7 +288,9 @@ class FitLoop:
             trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
-        exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
+        shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
+        latest = {} if shown else metrics.latest_columns()
+        exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
         trainer.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
@@ -619,6 +621,7 @@ class FitLoop:
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
+        self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
         self.trainer.training, self.trainer.evaluating = False, True
         if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
             self.hooks.of_module("on_validation_model_zero_grad")
