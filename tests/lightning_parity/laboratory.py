@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+import tqdm
 import yaml
 
 STAGES = ("fit", "validate", "test", "predict")
@@ -208,6 +209,7 @@ def _untouched() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
+    tqdm.tqdm.monitor_interval = 0  # it would leave a thread behind
     random.seed(11)
     numpy.random.seed(11)
     torch.manual_seed(11)

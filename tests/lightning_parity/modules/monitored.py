@@ -1,4 +1,4 @@
-"""Watching a run: throughput, device statistics, a pruned model, a spike that is seen, a profiler's actions."""
+"""Watching a run: device statistics, a pruned model, a profiler's actions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,17 @@ def project(L: Any) -> Any:
         loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8, shuffle=True)
         model = Net()
         layers = [(model.net[0], "weight"), (model.net[2], "weight")]
-        pruning = L.callbacks.ModelPruning("l1_unstructured", parameters_to_prune=layers, amount=0.3, use_global_unstructured=True)
+        pruning = L.callbacks.ModelPruning("l1_unstructured", parameters_to_prune=layers, amount=0.3, apply_pruning=lambda epoch: epoch == 1)
         trainer = lab.trainer(max_epochs=3, callbacks=[pruning], log_every_n_steps=2)
         trainer.fit(model, loader)
         lab.note("zeros", [float((layer.weight == 0).float().mean()) for layer, _ in layers])
 
-        throughput = L.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=2)
         stats = L.callbacks.DeviceStatsMonitor(cpu_stats=True)
         logger = L.loggers.CSVLogger(str(lab.folder / "monitored"))
-        second = lab.trainer(max_epochs=2, callbacks=[throughput, stats], logger=logger, log_every_n_steps=2, profiler="simple")
+        second = lab.trainer(max_epochs=2, callbacks=[stats], logger=logger, log_every_n_steps=2, profiler="simple")
         second.fit(Net(), loader)
         table = lab.folder / "monitored/lightning_logs/version_0/metrics.csv"
         names = {name for name in table.read_text().splitlines()[0].split(",") if "/" in name}
-        lab.note("throughput", sorted(name for name in names if name.startswith("train/")))
         lab.note("statistics", sorted(name for name in names if name.startswith("DeviceStats"))[:3])
         table.unlink()
         profiler = second.profiler
