@@ -1,7 +1,7 @@
 """Seeds of a loader's worker processes, one for each library that draws numbers there.
 
 Numbers drawn in workers are Lightning's after ``seed_everything(seed, workers=True)``: the seed of torch's loader, the
-worker and the rank are put side by side, mixed (finalizer of MurmurHash3) and run through Knuth's congruential generator.
+worker and the rank are put side by side, mixed (finalizer of MurmurHash3) and run through Knuth's generator.
 """
 
 from __future__ import annotations

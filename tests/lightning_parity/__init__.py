@@ -1,1 +1,1 @@
-"""Projects written as people publish them, run under Lightning and under drivetrain with nothing but the import changed."""
+"""Projects as people publish them, run under Lightning and under drivetrain with nothing but the import changed."""

@@ -21,20 +21,50 @@ import tqdm
 import yaml
 
 STAGES = ("fit", "validate", "test", "predict")
-_CALLBACK_HOOKS = (
-    "setup teardown on_fit_start on_fit_end on_sanity_check_start on_sanity_check_end on_train_start on_train_end"
-    " on_train_epoch_start on_train_epoch_end on_train_batch_start on_train_batch_end on_before_zero_grad"
-    " on_before_backward on_after_backward on_before_optimizer_step on_save_checkpoint on_load_checkpoint on_exception"
-).split() + [f"on_{s}_{m}" for s in STAGES[1:] for m in ("start", "end", "epoch_start", "epoch_end")]
+_CALLBACK_HOOKS = [
+    "setup",
+    "teardown",
+    "on_fit_start",
+    "on_fit_end",
+    "on_sanity_check_start",
+    "on_sanity_check_end",
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+    "on_exception",
+] + [f"on_{s}_{m}" for s in STAGES[1:] for m in ("start", "end", "epoch_start", "epoch_end")]
 _CALLBACK_HOOKS += [f"on_{s}_batch_{m}" for s in STAGES[1:] for m in ("start", "end")]
 _CALLBACK_HOOKS = [hook.replace("on_validate", "on_validation") for hook in _CALLBACK_HOOKS]
 _MODULE_HOOKS = {
     *_CALLBACK_HOOKS,
-    *"training_step validation_step test_step predict_step configure_optimizers configure_model optimizer_step".split(),
-    *"optimizer_zero_grad lr_scheduler_step configure_gradient_clipping backward transfer_batch_to_device".split(),
-    *"on_before_batch_transfer on_after_batch_transfer train_dataloader val_dataloader test_dataloader".split(),
-    *"predict_dataloader prepare_data state_dict load_state_dict on_validation_model_eval".split(),
-    *"on_validation_model_train on_validation_model_zero_grad on_test_model_eval on_test_model_train".split(),
+    *[
+        "training_step",
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "configure_optimizers",
+        "configure_model",
+        "optimizer_step",
+    ],
+    *[
+        "optimizer_zero_grad",
+        "lr_scheduler_step",
+        "configure_gradient_clipping",
+        "backward",
+        "transfer_batch_to_device",
+    ],
+    *["on_before_batch_transfer", "on_after_batch_transfer", "train_dataloader", "val_dataloader", "test_dataloader"],
+    *["predict_dataloader", "prepare_data", "state_dict", "load_state_dict", "on_validation_model_eval"],
+    *["on_validation_model_train", "on_validation_model_zero_grad", "on_test_model_eval", "on_test_model_train"],
 } - {"state_dict", "load_state_dict"}
 _COUNTERS = ("global_step", "current_epoch", "max_epochs", "max_steps", "should_stop", "num_training_batches")
 _COUNTERS += ("num_val_batches", "num_test_batches", "num_predict_batches", "num_sanity_val_batches")
@@ -182,12 +212,16 @@ def recorder(library: Any, record: Record) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             trainer = given["trainer"]
             record.hooks.append(f"callback.{name}")
-            record.counted.append((name, trainer.global_step, trainer.current_epoch, given.get("batch_idx"), given.get("stage")))
+            record.counted.append(
+                (name, trainer.global_step, trainer.current_epoch, given.get("batch_idx"), given.get("stage"))
+            )
             if name == "on_train_batch_end":
                 outputs = given["outputs"]
                 loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
                 record.losses.append(float("nan") if loss is None else float(loss))
-                record.rates.append([group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups])
+                record.rates.append(
+                    [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+                )
 
         return called
 

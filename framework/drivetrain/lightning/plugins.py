@@ -58,6 +58,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"{__name__}.{name} is not offered: {_NOT_OFFERED[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
+
 _AS_IT_IS = ("None", "32", "32-true")  # what Lightning's default means: modules and batches keep their formats
 
 

@@ -43,7 +43,9 @@ def project(L: Any) -> Any:
         train, val = DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=20)
         callbacks = {
             "swa": L.callbacks.StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=2),
-            "share": L.callbacks.StochasticWeightAveraging(swa_lrs=[0.01], swa_epoch_start=0.5, annealing_strategy="linear"),
+            "share": L.callbacks.StochasticWeightAveraging(
+                swa_lrs=[0.01], swa_epoch_start=0.5, annealing_strategy="linear"
+            ),
             "ema": L.callbacks.EMAWeightAveraging(decay=0.8),
         }
         for name, callback in callbacks.items():

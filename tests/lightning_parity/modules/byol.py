@@ -16,9 +16,11 @@ class MLP(nn.Module):
     def __init__(self, input_dim: int, hidden_size: int, output_dim: int) -> None:
         super().__init__()
         self.model = nn.Sequential(
-            nn.Linear(input_dim, hidden_size, bias=False), nn.BatchNorm1d(hidden_size), nn.ReLU(inplace=True),
+            nn.Linear(input_dim, hidden_size, bias=False),
+            nn.BatchNorm1d(hidden_size),
+            nn.ReLU(inplace=True),
             nn.Linear(hidden_size, output_dim),
-        )  # fmt: skip
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.model(x)
@@ -53,7 +55,7 @@ def project(L: Any) -> Any:
             return 1 - (1 - self.initial_tau) * (math.cos(math.pi * pl_module.global_step / max_steps) + 1) / 2
 
         def update_weights(self, online_net: nn.Module, target_net: nn.Module) -> None:
-            for (name, online_p), (_, target_p) in zip(
+            for (_name, online_p), (_, target_p) in zip(
                 online_net.named_parameters(), target_net.named_parameters(), strict=True
             ):
                 target_p.data = self.current_tau * target_p.data + (1 - self.current_tau) * online_p.data
@@ -101,15 +103,17 @@ def project(L: Any) -> Any:
             return total_loss
 
         def validation_step(self, batch: Any, batch_idx: int) -> Any:
-            loss_a, loss_b, total_loss = self.shared_step(batch, batch_idx)
+            _loss_a, _loss_b, total_loss = self.shared_step(batch, batch_idx)
             self.log_dict({"val_loss": total_loss})
             return total_loss
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(
-                [p for p in self.parameters() if p.requires_grad], lr=self.hparams.learning_rate,
-                weight_decay=self.hparams.weight_decay, momentum=0.9,
-            )  # fmt: skip
+                [p for p in self.parameters() if p.requires_grad],
+                lr=self.hparams.learning_rate,
+                weight_decay=self.hparams.weight_decay,
+                momentum=0.9,
+            )
             scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)
             return [optimizer], [scheduler]
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 DIFFERENCES = {
-    "1.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called, not after it",
+    "1.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called",
 }
 
 
@@ -76,7 +76,9 @@ def project(L: Any) -> Any:
         trainer.fit(Model(), loader)
         history = History()
         model = Model()
-        again = lab.trainer(max_epochs=4, callbacks=[history, L.callbacks.ModelCheckpoint(save_last=True)], log_every_n_steps=2)
+        again = lab.trainer(
+            max_epochs=4, callbacks=[history, L.callbacks.ModelCheckpoint(save_last=True)], log_every_n_steps=2
+        )
         again.fit(model, loader, ckpt_path=checkpoint.last_model_path)
         lab.note("history", history.losses)
         lab.note("vocabulary", model.vocabulary)

@@ -41,8 +41,9 @@ def project(L: Any) -> Any:
             self.log_dict(norms)
             self.log("max_grad", max(p.grad.abs().max() for p in self.parameters() if p.grad is not None))
 
-        def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None,
-                                        gradient_clip_algorithm: Any = None) -> None:  # fmt: skip
+        def configure_gradient_clipping(
+            self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+        ) -> None:
             gradient_clip_val = self.clip_val / 2 if self.current_epoch == 0 else self.clip_val
             total = torch.stack([p.grad.norm() for p in self.parameters()]).norm()
             self.skipped += int(total <= gradient_clip_val)
@@ -53,7 +54,11 @@ def project(L: Any) -> Any:
             optimizer = torch.optim.RMSprop(self.parameters(), lr=5e-3)
             return {
                 "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step", "frequency": 2},
+                "lr_scheduler": {
+                    "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+                    "interval": "step",
+                    "frequency": 2,
+                },
             }
 
     def script(lab: Any) -> None:

@@ -1,4 +1,4 @@
-"""Batches of a class of one's own, hooks around their transfer, backward overridden, augmentation after the transfer."""
+"""Batches of a class of one's own, hooks around their transfer, backward overridden, augmentation after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small denoising diffusion model: schedule in buffers, an EMA scope around validation, sampling at an epoch's end."""
+"""A small denoising diffusion model: schedule in buffers, an EMA scope in validation, samples at an epoch's end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class LitEma(nn.Module):
 
 def project(L: Any) -> Any:
     class DDPM(L.LightningModule):
-        def __init__(self, timesteps: int = 20, use_ema: bool = True, learning_rate: float = 1e-2, log_every_t: int = 5) -> None:
+        def __init__(
+            self, timesteps: int = 20, use_ema: bool = True, learning_rate: float = 1e-2, log_every_t: int = 5
+        ) -> None:
             super().__init__()
             self.model = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 2))
             self.use_ema = use_ema
@@ -77,7 +79,10 @@ def project(L: Any) -> Any:
             out = self.model(torch.cat([x_noisy, t[:, None] / self.num_timesteps], 1))
             loss = (out - noise).pow(2).mean(1)
             prefix = "train" if self.training else "val"
-            loss_dict = {f"{prefix}/loss_simple": loss.mean(), f"{prefix}/loss_vlb": (loss / torch.exp(self.logvar[t])).mean()}
+            loss_dict = {
+                f"{prefix}/loss_simple": loss.mean(),
+                f"{prefix}/loss_vlb": (loss / torch.exp(self.logvar[t])).mean(),
+            }
             total = loss.mean()
             loss_dict[f"{prefix}/loss"] = total
             return total, loss_dict
@@ -90,7 +95,14 @@ def project(L: Any) -> Any:
             loss, loss_dict = self.shared_step(batch)
             self.log_dict(loss_dict, prog_bar=True, logger=True, on_step=True, on_epoch=True)
             self.log("global_step", float(self.global_step), prog_bar=True, logger=True, on_step=True, on_epoch=False)
-            self.log("lr_abs", self.optimizers().param_groups[0]["lr"], prog_bar=True, logger=True, on_step=True, on_epoch=False)
+            self.log(
+                "lr_abs",
+                self.optimizers().param_groups[0]["lr"],
+                prog_bar=True,
+                logger=True,
+                on_step=True,
+                on_epoch=False,
+            )
             return loss
 
         @torch.no_grad()
@@ -125,9 +137,13 @@ def project(L: Any) -> Any:
         L.seed_everything(23)
         x = torch.randn(40, 2) * 0.2 + 1
         model = DDPM()
-        checkpoint = L.callbacks.ModelCheckpoint(monitor="val/loss_simple_ema", save_top_k=1, filename="{epoch:06}", verbose=False)
+        checkpoint = L.callbacks.ModelCheckpoint(
+            monitor="val/loss_simple_ema", save_top_k=1, filename="{epoch:06}", verbose=False
+        )
         trainer = lab.trainer(max_epochs=3, callbacks=[checkpoint], log_every_n_steps=2, limit_val_batches=2)
-        trainer.fit(model, DataLoader(TensorDataset(x), batch_size=8, shuffle=True), DataLoader(TensorDataset(x), batch_size=8))
+        trainer.fit(
+            model, DataLoader(TensorDataset(x), batch_size=8, shuffle=True), DataLoader(TensorDataset(x), batch_size=8)
+        )
         lab.note("samples", model.samples)
 
     return script

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 DIFFERENCES = {
-    "2.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called, not after it",
+    "2.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called",
 }
 
 

@@ -46,7 +46,13 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Any:
         indices = np.random.choice(len(self.buffer), batch_size, replace=False)
         states, actions, rewards, dones, next_states = zip(*[self.buffer[i] for i in indices], strict=True)
-        return np.array(states), np.array(actions), np.array(rewards, dtype=np.float32), np.array(dones), np.array(next_states)
+        return (
+            np.array(states),
+            np.array(actions),
+            np.array(rewards, dtype=np.float32),
+            np.array(dones),
+            np.array(next_states),
+        )
 
 
 class RLDataset(IterableDataset[Any]):
@@ -83,9 +89,19 @@ class Agent:
 
 def project(L: Any) -> Any:
     class DQNLightning(L.LightningModule):
-        def __init__(self, batch_size: int = 8, lr: float = 1e-2, gamma: float = 0.99, sync_rate: int = 4,
-                     replay_size: int = 100, warm_start_steps: int = 40, eps_last_frame: int = 20, eps_start: float = 1.0,
-                     eps_end: float = 0.1, episode_length: int = 24) -> None:  # fmt: skip
+        def __init__(
+            self,
+            batch_size: int = 8,
+            lr: float = 1e-2,
+            gamma: float = 0.99,
+            sync_rate: int = 4,
+            replay_size: int = 100,
+            warm_start_steps: int = 40,
+            eps_last_frame: int = 20,
+            eps_start: float = 1.0,
+            eps_end: float = 0.1,
+            episode_length: int = 24,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.env = Corridor()

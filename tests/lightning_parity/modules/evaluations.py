@@ -1,4 +1,4 @@
-"""Evaluation in every order: before training, with and without a model, of the best, the last and a named checkpoint."""
+"""Evaluation in every order: before training, with a model and without, of the best, the last, a named checkpoint."""
 
 from __future__ import annotations
 

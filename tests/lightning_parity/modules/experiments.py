@@ -48,7 +48,10 @@ def project(L: Any) -> Any:
     def script(lab: Any) -> None:
         x = torch.randn(20, 3)
         loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=5)
-        loggers = [TensorBoardLogger(str(lab.folder), name="tb", version="first"), CSVLogger(str(lab.folder), name="csv")]
+        loggers = [
+            TensorBoardLogger(str(lab.folder), name="tb", version="first"),
+            CSVLogger(str(lab.folder), name="csv"),
+        ]
         trainer = lab.trainer(max_epochs=2, logger=loggers, log_every_n_steps=2)
         trainer.fit(Net(), loader, loader)
         folder = trainer.logger.log_dir

@@ -29,8 +29,13 @@ def project(L: Any) -> Any:
                 )
 
     class TransferLearningModel(L.LightningModule):
-        def __init__(self, backbone: str = "small", milestones: tuple[int, int] = (1, 2), lr: float = 0.1,
-                     lr_scheduler_gamma: float = 0.5) -> None:  # fmt: skip
+        def __init__(
+            self,
+            backbone: str = "small",
+            milestones: tuple[int, int] = (1, 2),
+            lr: float = 0.1,
+            lr_scheduler_gamma: float = 0.5,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.__build_model()
@@ -50,7 +55,9 @@ def project(L: Any) -> Any:
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = batch
-            self.trainable.append(sum(p.requires_grad for p in self.parameters()) + 100 * self.feature_extractor[1].training)
+            self.trainable.append(
+                sum(p.requires_grad for p in self.parameters()) + 100 * self.feature_extractor[1].training
+            )
             logits = self(x)
             loss = nn.functional.binary_cross_entropy_with_logits(logits, y.float())
             self.log("train_acc", ((logits > 0) == y).float().mean(), prog_bar=True)
@@ -76,7 +83,10 @@ def project(L: Any) -> Any:
         callbacks = {
             "milestones": MilestonesFinetuning(),
             "backbone": L.callbacks.BackboneFinetuning(
-                unfreeze_backbone_at_epoch=1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.1, verbose=False
+                unfreeze_backbone_at_epoch=1,
+                lambda_func=lambda epoch: 1.5,
+                backbone_initial_ratio_lr=0.1,
+                verbose=False,
             ),
         }
         for name, callback in callbacks.items():

@@ -45,7 +45,12 @@ def project(L: Any) -> Any:
             "fast three": {"fast_dev_run": 3},
             "overfit": {"overfit_batches": 2, "max_epochs": 3},
             "overfit part": {"overfit_batches": 0.25, "max_epochs": 2},
-            "parts": {"limit_train_batches": 0.5, "limit_val_batches": 0.5, "max_epochs": 3, "check_val_every_n_epoch": 2},
+            "parts": {
+                "limit_train_batches": 0.5,
+                "limit_val_batches": 0.5,
+                "max_epochs": 3,
+                "check_val_every_n_epoch": 2,
+            },
             "none": {"limit_val_batches": 0, "max_epochs": 1},
             "steps": {"max_steps": 5, "min_epochs": 1},
             "sanity": {"num_sanity_val_steps": -1, "max_epochs": 1, "val_check_interval": 3},

@@ -1,4 +1,4 @@
-"""A forecaster in the manner of forecasting libraries: its own log helper, stages by name, predictions of several parts."""
+"""A forecaster in the manner of forecasting libraries: its own log helper, stages by name, several predictions."""
 
 from __future__ import annotations
 
@@ -31,31 +31,64 @@ class QuantileLoss(nn.Module):
 
     def forward(self, pred: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         errors = [target - pred[..., i] for i in range(len(self.quantiles))]
-        return torch.stack([torch.max((q - 1) * e, q * e) for q, e in zip(self.quantiles, errors, strict=True)]).sum(0).mean()
+        return (
+            torch.stack([torch.max((q - 1) * e, q * e) for q, e in zip(self.quantiles, errors, strict=True)])
+            .sum(0)
+            .mean()
+        )
 
 
 def project(L: Any) -> Any:
     class BaseModel(L.LightningModule):
-        def __init__(self, loss: nn.Module, learning_rate: float = 1e-2, reduce_on_plateau_patience: int = 0, **kwargs: Any) -> None:
+        def __init__(
+            self, loss: nn.Module, learning_rate: float = 1e-2, reduce_on_plateau_patience: int = 0, **kwargs: Any
+        ) -> None:
             super().__init__()
-            frame_kwargs = {"learning_rate": learning_rate, "reduce_on_plateau_patience": reduce_on_plateau_patience, **kwargs}
+            frame_kwargs = {
+                "learning_rate": learning_rate,
+                "reduce_on_plateau_patience": reduce_on_plateau_patience,
+                **kwargs,
+            }
             self.save_hyperparameters(frame_kwargs)
             self.loss = loss
 
         @property
         def current_stage(self) -> str:
-            stages = {"training": "train", "validating": "val", "testing": "test", "predicting": "predict", "sanity_checking": "val"}
+            stages = {
+                "training": "train",
+                "validating": "val",
+                "testing": "test",
+                "predicting": "predict",
+                "sanity_checking": "val",
+            }
             return next((name for flag, name in stages.items() if getattr(self.trainer, flag)), "train")
 
         def log_metrics(self, x: Any, y: Any, out: torch.Tensor) -> None:
             median = out[..., 1]
-            for name, value in {"MAE": (median - y[0]).abs().mean(), "RMSE": (median - y[0]).pow(2).mean().sqrt()}.items():
-                self.log(f"{self.current_stage}_{name}", value, on_step=self.training, on_epoch=True, prog_bar=False, batch_size=len(y[0]))
+            for name, value in {
+                "MAE": (median - y[0]).abs().mean(),
+                "RMSE": (median - y[0]).pow(2).mean().sqrt(),
+            }.items():
+                self.log(
+                    f"{self.current_stage}_{name}",
+                    value,
+                    on_step=self.training,
+                    on_epoch=True,
+                    prog_bar=False,
+                    batch_size=len(y[0]),
+                )
 
         def step(self, x: Any, y: Any, batch_idx: int) -> Any:
             out = self(x)
             loss = self.loss(out, y[0])
-            self.log(f"{self.current_stage}_loss", loss, on_step=self.training, on_epoch=True, prog_bar=True, batch_size=len(y[0]))
+            self.log(
+                f"{self.current_stage}_loss",
+                loss,
+                on_step=self.training,
+                on_epoch=True,
+                prog_bar=True,
+                batch_size=len(y[0]),
+            )
             self.log_metrics(x, y, out)
             return {"loss": loss, "n": len(y[0])}, out
 
@@ -78,7 +111,13 @@ def project(L: Any) -> Any:
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=patience, cooldown=1)
             return {
                 "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss", "interval": "epoch", "frequency": 1, "strict": False},
+                "lr_scheduler": {
+                    "scheduler": scheduler,
+                    "monitor": "val_loss",
+                    "interval": "epoch",
+                    "frequency": 1,
+                    "strict": False,
+                },
             }
 
     class RNNForecaster(BaseModel):
@@ -92,9 +131,13 @@ def project(L: Any) -> Any:
 
     def script(lab: Any) -> None:
         L.seed_everything(8)
-        train, val, test = (DataLoader(Windows(a, b), batch_size=8, shuffle=a == 0) for a, b in ((0, 50), (45, 70), (65, 90)))
+        train, val, test = (
+            DataLoader(Windows(a, b), batch_size=8, shuffle=a == 0) for a, b in ((0, 50), (45, 70), (65, 90))
+        )
         early = L.callbacks.EarlyStopping(monitor="val_loss", min_delta=1e-4, patience=10, verbose=False, mode="min")
-        trainer = lab.trainer(max_epochs=4, gradient_clip_val=0.1, limit_train_batches=3, callbacks=[early], log_every_n_steps=2)
+        trainer = lab.trainer(
+            max_epochs=4, gradient_clip_val=0.1, limit_train_batches=3, callbacks=[early], log_every_n_steps=2
+        )
         model = RNNForecaster()
         trainer.fit(model, train_dataloaders=train, val_dataloaders=val)
         trainer.test(model, test, verbose=False)

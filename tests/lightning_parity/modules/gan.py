@@ -22,7 +22,9 @@ class Generator(nn.Module):
                 layers.append(nn.BatchNorm1d(out_feat, 0.8))
             return [*layers, nn.LeakyReLU(0.2)]
 
-        self.model = nn.Sequential(*block(latent_dim, 16, normalize=False), *block(16, 32), nn.Linear(32, size), nn.Tanh())
+        self.model = nn.Sequential(
+            *block(latent_dim, 16, normalize=False), *block(16, 32), nn.Linear(32, size), nn.Tanh()
+        )
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         return self.model(z).view(z.size(0), *self.img_shape)
@@ -54,9 +56,17 @@ def project(L: Any) -> Any:
 
     class GAN(L.LightningModule):
         def __init__(
-            self, channels: int, width: int, height: int, latent_dim: int = 8, lr: float = 0.002, b1: float = 0.5,
-            b2: float = 0.999, batch_size: int = 8, **kwargs: Any,
-        ) -> None:  # fmt: skip
+            self,
+            channels: int,
+            width: int,
+            height: int,
+            latent_dim: int = 8,
+            lr: float = 0.002,
+            b1: float = 0.5,
+            b2: float = 0.999,
+            batch_size: int = 8,
+            **kwargs: Any,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.automatic_optimization = False

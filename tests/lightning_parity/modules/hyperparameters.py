@@ -75,7 +75,10 @@ def project(L: Any) -> Any:
             logger = L.loggers.CSVLogger(str(lab.folder), name=name)
             trainer = lab.trainer(max_epochs=1, logger=logger, log_every_n_steps=1)
             trainer.fit(module, data)
-            lab.note(f"{name} hparams", {k: v if not isinstance(v, Namespace) else vars(v) for k, v in module.hparams.items()})
+            lab.note(
+                f"{name} hparams",
+                {k: v if not isinstance(v, Namespace) else vars(v) for k, v in module.hparams.items()},
+            )
             lab.note(f"{name} initial", sorted(module.hparams_initial))
             path = trainer.checkpoint_callback.best_model_path
             again = type(module).load_from_checkpoint(path, map_location="cpu", **given, weights_only=False)

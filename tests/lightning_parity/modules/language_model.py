@@ -33,7 +33,9 @@ class Block(nn.Module):
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
         self.attn = nn.MultiheadAttention(n_embd, n_head, dropout=dropout, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 2 * n_embd), nn.GELU(), nn.Linear(2 * n_embd, n_embd), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(n_embd, 2 * n_embd), nn.GELU(), nn.Linear(2 * n_embd, n_embd), nn.Dropout(dropout)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = torch.triu(torch.ones(x.size(1), x.size(1), dtype=torch.bool, device=x.device), 1)
@@ -44,8 +46,17 @@ class Block(nn.Module):
 
 def project(L: Any) -> Any:
     class GPT(L.LightningModule):
-        def __init__(self, vocab_size: int, block_size: int, weight_decay: float = 0.1, betas: Any = (0.9, 0.95),
-                     learning_rate: float = 3e-3, n_embd: int = 16, n_layer: int = 2, n_head: int = 2) -> None:  # fmt: skip
+        def __init__(
+            self,
+            vocab_size: int,
+            block_size: int,
+            weight_decay: float = 0.1,
+            betas: Any = (0.9, 0.95),
+            learning_rate: float = 3e-3,
+            n_embd: int = 16,
+            n_layer: int = 2,
+            n_head: int = 2,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.tok_emb = nn.Embedding(vocab_size, n_embd)

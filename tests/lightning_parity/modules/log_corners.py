@@ -87,7 +87,9 @@ def project(L: Any) -> Any:
         x = torch.randn(22, 4)
         data = TensorDataset(x, (x[:, 0] > 0).long())
         for every in (1, 3):
-            trainer = lab.trainer(max_epochs=2, callbacks=[Logging()], log_every_n_steps=every, enable_checkpointing=False)
+            trainer = lab.trainer(
+                max_epochs=2, callbacks=[Logging()], log_every_n_steps=every, enable_checkpointing=False
+            )
             trainer.fit(Net(), DataLoader(data, batch_size=5), DataLoader(data, batch_size=8))
 
     return script

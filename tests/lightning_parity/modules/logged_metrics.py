@@ -20,7 +20,11 @@ def project(L: Any) -> Any:
             self.net = net
             self.criterion = nn.CrossEntropyLoss()
             metrics = MetricCollection(
-                {"acc": MulticlassAccuracy(3, average="micro"), "f1": MulticlassF1Score(3), "acc_macro": MulticlassAccuracy(3)}
+                {
+                    "acc": MulticlassAccuracy(3, average="micro"),
+                    "f1": MulticlassF1Score(3),
+                    "acc_macro": MulticlassAccuracy(3),
+                }
             )
             self.train_metrics = metrics.clone(prefix="train/")
             self.val_metrics = metrics.clone(prefix="val/")
@@ -85,7 +89,9 @@ def project(L: Any) -> Any:
         y = x[:, :3].argmax(1)
         train, val = TensorDataset(x[:35], y[:35]), TensorDataset(x[35:], y[35:])
         model = MNISTLitModule(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
-        checkpoint = L.callbacks.ModelCheckpoint(monitor="val/acc", mode="max", filename="epoch_{epoch:03d}", auto_insert_metric_name=False, save_last=True)
+        checkpoint = L.callbacks.ModelCheckpoint(
+            monitor="val/acc", mode="max", filename="epoch_{epoch:03d}", auto_insert_metric_name=False, save_last=True
+        )
         trainer = lab.trainer(max_epochs=3, callbacks=[checkpoint], log_every_n_steps=2)
         trainer.fit(model, DataLoader(train, batch_size=8, shuffle=True), DataLoader(val, batch_size=4))
         trainer.test(model, DataLoader(val, batch_size=4), ckpt_path=checkpoint.best_model_path, verbose=False)

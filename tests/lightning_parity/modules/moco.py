@@ -13,8 +13,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def project(L: Any) -> Any:
     class Moco(L.LightningModule):
-        def __init__(self, emb_dim: int = 4, num_negatives: int = 16, momentum: float = 0.9, temperature: float = 0.2,
-                     learning_rate: float = 0.1, use_mlp: bool = True) -> None:  # fmt: skip
+        def __init__(
+            self,
+            emb_dim: int = 4,
+            num_negatives: int = 16,
+            momentum: float = 0.9,
+            temperature: float = 0.2,
+            learning_rate: float = 0.1,
+            use_mlp: bool = True,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.encoder_q = self.init_encoder()
@@ -71,7 +78,9 @@ def project(L: Any) -> Any:
     def script(lab: Any) -> None:
         L.seed_everything(9)
         loader = DataLoader(TensorDataset(torch.randn(44, 8)), batch_size=8, shuffle=True, drop_last=True)
-        checkpoint = L.callbacks.ModelCheckpoint(every_n_epochs=2, save_top_k=-1, filename="moco-{epoch:02d}-{train_loss_epoch:.2f}")
+        checkpoint = L.callbacks.ModelCheckpoint(
+            every_n_epochs=2, save_top_k=-1, filename="moco-{epoch:02d}-{train_loss_epoch:.2f}"
+        )
         trainer = lab.trainer(max_epochs=4, callbacks=[checkpoint], log_every_n_steps=4)
         trainer.fit(Moco(), loader)
 

@@ -29,7 +29,9 @@ def project(L: Any) -> Any:
         loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8, shuffle=True)
         model = Net()
         layers = [(model.net[0], "weight"), (model.net[2], "weight")]
-        pruning = L.callbacks.ModelPruning("l1_unstructured", parameters_to_prune=layers, amount=0.3, apply_pruning=lambda epoch: epoch == 1)
+        pruning = L.callbacks.ModelPruning(
+            "l1_unstructured", parameters_to_prune=layers, amount=0.3, apply_pruning=lambda epoch: epoch == 1
+        )
         trainer = lab.trainer(max_epochs=3, callbacks=[pruning], log_every_n_steps=2)
         trainer.fit(model, loader)
         lab.note("zeros", [float((layer.weight == 0).float().mean()) for layer, _ in layers])

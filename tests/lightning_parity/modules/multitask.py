@@ -19,7 +19,11 @@ class Scenes(Dataset[Any]):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         x = self.x[i]
-        return {"inputs": {"x": x}, "targets": {"depth": x.sum(), "label": (x[0] > 0).long()}, "meta": {"name": f"s{i}"}}
+        return {
+            "inputs": {"x": x},
+            "targets": {"depth": x.sum(), "label": (x[0] > 0).long()},
+            "meta": {"name": f"s{i}"},
+        }
 
 
 def project(L: Any) -> Any:
@@ -53,7 +57,12 @@ def project(L: Any) -> Any:
             total = sum(torch.exp(-self.log_vars[t]) * loss + self.log_vars[t] for t, loss in losses.items())
             size = len(batch["meta"]["name"])
             train = prefix == "train"
-            self.log_dict({f"{prefix}/{t}_loss": loss for t, loss in losses.items()}, on_step=train, on_epoch=not train, batch_size=size)
+            self.log_dict(
+                {f"{prefix}/{t}_loss": loss for t, loss in losses.items()},
+                on_step=train,
+                on_epoch=not train,
+                batch_size=size,
+            )
             self.log(f"{prefix}/total", total, prog_bar=True, batch_size=size, on_epoch=True, on_step=False)
             self.log(f"{prefix}/worst", losses["depth"], reduce_fx="max", on_step=False, on_epoch=True, batch_size=size)
             return {"loss": total, "losses": losses, "n": size}
@@ -66,20 +75,30 @@ def project(L: Any) -> Any:
 
         def on_train_epoch_end(self) -> None:
             metrics = self.trainer.callback_metrics
-            self.log("gap", metrics["val/total"] if "val/total" in metrics else 0.0)
+            self.log("gap", metrics.get("val/total", 0.0))
             self.log_dict({f"weight/{t}": torch.exp(-v).item() for t, v in self.log_vars.items()})
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(
-                [{"params": [*self.encoder.parameters(), *self.heads.parameters()]}, {"params": self.log_vars.values(), "lr": 0.1}],
+                [
+                    {"params": [*self.encoder.parameters(), *self.heads.parameters()]},
+                    {"params": self.log_vars.values(), "lr": 0.1},
+                ],
                 lr=self.hparams.lr,
             )
-            return ({"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda e: 0.9**e)},)
+            return (
+                {
+                    "optimizer": optimizer,
+                    "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda e: 0.9**e),
+                },
+            )
 
     def script(lab: Any) -> None:
         model = MultiTask(tasks=["depth", "label"])
         lab.note("parameters", model.num_params)
         trainer = lab.trainer(max_epochs=2, log_every_n_steps=2, val_check_interval=0.5)
-        trainer.fit(model, DataLoader(Scenes(42, 0), batch_size=8, shuffle=True), DataLoader(Scenes(13, 1), batch_size=8))
+        trainer.fit(
+            model, DataLoader(Scenes(42, 0), batch_size=8, shuffle=True), DataLoader(Scenes(13, 1), batch_size=8)
+        )
 
     return script

@@ -43,13 +43,20 @@ def project(L: Any) -> Any:
         def configure_optimizers(self) -> Any:
             n = len(self.layers)
             groups = [
-                {"params": layer.parameters(), "lr": self.hparams.lr * self.hparams.decay ** (n - 1 - i), "name": f"layer{i}"}
+                {
+                    "params": layer.parameters(),
+                    "lr": self.hparams.lr * self.hparams.decay ** (n - 1 - i),
+                    "name": f"layer{i}",
+                }
                 for i, layer in enumerate(self.layers)
             ]
             optimizer = torch.optim.SGD(groups, lr=self.hparams.lr, momentum=0.9)
             warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)
             main = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda epoch: 0.8)
-            schedulers = [{"scheduler": warm, "interval": "step", "name": "warm"}, {"scheduler": main, "interval": "epoch"}]
+            schedulers = [
+                {"scheduler": warm, "interval": "step", "name": "warm"},
+                {"scheduler": main, "interval": "epoch"},
+            ]
             return [optimizer], schedulers
 
     def script(lab: Any) -> None:
@@ -58,6 +65,6 @@ def project(L: Any) -> Any:
         monitor = L.callbacks.LearningRateMonitor(logging_interval="step", log_momentum=True)
         trainer = lab.trainer(max_epochs=4, callbacks=monitor, log_every_n_steps=1)
         trainer.fit(Gradual(), DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True))
-        lab.note("rates", {k: v for k, v in monitor.lrs.items()})
+        lab.note("rates", dict(monitor.lrs.items()))
 
     return script

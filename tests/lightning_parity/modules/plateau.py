@@ -77,7 +77,11 @@ def project(L: Any) -> Any:
         dm, model = HousePrices(), Regressor()
         early = L.callbacks.EarlyStopping("val_loss", patience=3, min_delta=0.02, mode="min")
         best = L.callbacks.ModelCheckpoint(
-            dirpath=str(lab.folder / "models"), filename="{epoch}-{val_loss:.2f}", monitor="val_loss", save_top_k=2, save_last="link"
+            dirpath=str(lab.folder / "models"),
+            filename="{epoch}-{val_loss:.2f}",
+            monitor="val_loss",
+            save_top_k=2,
+            save_last="link",
         )
         trainer = lab.trainer(
             max_epochs=12, callbacks=[early, best, L.callbacks.LearningRateMonitor("epoch")], log_every_n_steps=2

@@ -35,9 +35,17 @@ def project(L: Any) -> Any:
     class PPO(L.LightningModule):
         automatic_optimization = False
 
-        def __init__(self, gamma: float = 0.9, lam: float = 0.95, lr_actor: float = 3e-3, lr_critic: float = 1e-2,
-                     batch_size: int = 8, steps_per_epoch: int = 32, nb_optim_iters: int = 2, clip_ratio: float = 0.2,
-                     ) -> None:  # fmt: skip
+        def __init__(
+            self,
+            gamma: float = 0.9,
+            lam: float = 0.95,
+            lr_actor: float = 3e-3,
+            lr_critic: float = 1e-2,
+            batch_size: int = 8,
+            steps_per_epoch: int = 32,
+            nb_optim_iters: int = 2,
+            clip_ratio: float = 0.2,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.env = Bandit()
@@ -59,7 +67,6 @@ def project(L: Any) -> Any:
 
         def generate_trajectory_samples(self) -> Iterator[Any]:
             states, actions, logps, rewards, values = [], [], [], [], []
-            done = False
             for _ in range(self.hparams.steps_per_epoch):
                 with torch.no_grad():
                     pi, action, value = self(self.state.to(self.device))
@@ -67,9 +74,11 @@ def project(L: Any) -> Any:
                 actions.append(action)
                 logps.append(pi.log_prob(action))
                 values.append(value.item())
-                self.state, reward, done = self.env.step(action)
+                self.state, reward, _done = self.env.step(action)
                 rewards.append(reward)
-            deltas = [r + self.hparams.gamma * w - v for r, v, w in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+            deltas = [
+                r + self.hparams.gamma * w - v for r, v, w in zip(rewards, values, [*values[1:], 0.0], strict=True)
+            ]
             adv = self.discount(deltas, self.hparams.gamma * self.hparams.lam)
             qvals = self.discount(rewards, self.hparams.gamma)
             self.avg_ep_reward = sum(rewards) / len(rewards)

@@ -20,7 +20,14 @@ def project(L: Any) -> Any:
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             x, y = batch
             out = self.net(x).squeeze(-1)
-            self.kinds |= {str(out.dtype), str(x.dtype), str(y.dtype), str(self.scale.dtype), str(self.dtype), str(torch.zeros(1).dtype)}
+            self.kinds |= {
+                str(out.dtype),
+                str(x.dtype),
+                str(y.dtype),
+                str(self.scale.dtype),
+                str(self.dtype),
+                str(torch.zeros(1).dtype),
+            }
             loss = nn.functional.mse_loss(out.float() * self.scale, y)
             self.log("loss", loss, on_step=True, on_epoch=True)
             return loss.to(self.dtype)
@@ -36,7 +43,13 @@ def project(L: Any) -> Any:
         loader = DataLoader(TensorDataset(x, x.double().sum(1)), batch_size=8)
         for precision in ("32-true", "bf16-mixed", "64-true", 64, "bf16"):
             model = Net()
-            trainer = lab.trainer(max_epochs=2, precision=precision, log_every_n_steps=1, gradient_clip_val=0.5, enable_checkpointing=False)
+            trainer = lab.trainer(
+                max_epochs=2,
+                precision=precision,
+                log_every_n_steps=1,
+                gradient_clip_val=0.5,
+                enable_checkpointing=False,
+            )
             trainer.fit(model, loader)
             trainer.predict(model, loader)
             lab.note(f"kinds {precision}", sorted(model.kinds))

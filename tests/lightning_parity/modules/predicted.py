@@ -18,8 +18,16 @@ def project(L: Any) -> Any:
             self.output_dir, self.seen = output_dir, []
             os.makedirs(output_dir, exist_ok=True)
 
-        def write_on_batch_end(self, trainer: Any, pl_module: Any, prediction: Any, batch_indices: Any, batch: Any,
-                               batch_idx: int, dataloader_idx: int) -> None:  # fmt: skip
+        def write_on_batch_end(
+            self,
+            trainer: Any,
+            pl_module: Any,
+            prediction: Any,
+            batch_indices: Any,
+            batch: Any,
+            batch_idx: int,
+            dataloader_idx: int,
+        ) -> None:
             torch.save(prediction, self.output_dir / f"{dataloader_idx}_{batch_idx}.pt")
             self.seen.append((dataloader_idx, batch_idx, batch_indices, float(prediction["probs"].sum())))
 

@@ -17,17 +17,25 @@ def project(L: Any) -> Any:
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             if trainer.sanity_checking:
                 return
-            self.rows.append([trainer.current_epoch, {k: round(v.item(), 4) for k, v in trainer.callback_metrics.items()}])
+            self.rows.append(
+                [trainer.current_epoch, {k: round(v.item(), 4) for k, v in trainer.callback_metrics.items()}]
+            )
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.rows.append(["epoch", trainer.logged_metrics["train/loss_epoch"].item() > 0, len(trainer.progress_bar_metrics)])
+            self.rows.append(
+                ["epoch", trainer.logged_metrics["train/loss_epoch"].item() > 0, len(trainer.progress_bar_metrics)]
+            )
 
     class StageReader(L.Callback):
         def __init__(self) -> None:
             self.seen: list[Any] = []
 
         def look(self, hook: str, trainer: Any) -> None:
-            flags = [name for name in ("training", "validating", "testing", "predicting", "sanity_checking", "evaluating") if getattr(trainer, name)]
+            flags = [
+                name
+                for name in ("training", "validating", "testing", "predicting", "sanity_checking", "evaluating")
+                if getattr(trainer, name)
+            ]
             self.seen.append((hook, flags, trainer.is_last_batch, trainer.global_step, str(trainer.state.fn.value)))
 
         def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
@@ -35,25 +43,66 @@ def project(L: Any) -> Any:
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.look("fit", trainer)
-            self.found = [trainer.max_epochs, trainer.num_devices, trainer.world_size, trainer.precision, trainer.num_nodes]
-            self.found += [trainer.is_global_zero, trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.accumulate_grad_batches]
-            self.found += [str(pl_module.device), str(trainer.strategy.root_device), trainer.log_every_n_steps, trainer.fast_dev_run]
-            self.found += [trainer.model is not None, trainer.gradient_clip_val, trainer.check_val_every_n_epoch, trainer.datamodule is None]
+            self.found = [
+                trainer.max_epochs,
+                trainer.num_devices,
+                trainer.world_size,
+                trainer.precision,
+                trainer.num_nodes,
+            ]
+            self.found += [
+                trainer.is_global_zero,
+                trainer.global_rank,
+                trainer.local_rank,
+                trainer.node_rank,
+                trainer.accumulate_grad_batches,
+            ]
+            self.found += [
+                str(pl_module.device),
+                str(trainer.strategy.root_device),
+                trainer.log_every_n_steps,
+                trainer.fast_dev_run,
+            ]
+            self.found += [
+                trainer.model is not None,
+                trainer.gradient_clip_val,
+                trainer.check_val_every_n_epoch,
+                trainer.datamodule is None,
+            ]
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             assert trainer.fit_loop.epoch_loop.batch_idx == batch_idx
             if batch_idx in (0, trainer.num_training_batches - 1):
                 self.look("batch", trainer)
 
-        def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        def on_validation_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        ) -> None:
             self.look(f"val {batch_idx} {dataloader_idx} {float(outputs):.4f}", trainer)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             self.look("end", trainer)
-            self.found += [len(trainer.optimizers), len(trainer.lr_scheduler_configs), trainer.lr_scheduler_configs[0].interval]
-            self.found += [len(trainer.train_dataloader), len(trainer.train_dataloader.dataset), type(trainer.val_dataloaders).__name__]
-            self.found += [trainer.checkpoint_callback is not None, trainer.early_stopping_callback is None, len(trainer.loggers)]
-            self.found += [trainer.interrupted, trainer.received_sigterm, str(trainer.log_dir).rpartition("/")[2], trainer.ckpt_path]
+            self.found += [
+                len(trainer.optimizers),
+                len(trainer.lr_scheduler_configs),
+                trainer.lr_scheduler_configs[0].interval,
+            ]
+            self.found += [
+                len(trainer.train_dataloader),
+                len(trainer.train_dataloader.dataset),
+                type(trainer.val_dataloaders).__name__,
+            ]
+            self.found += [
+                trainer.checkpoint_callback is not None,
+                trainer.early_stopping_callback is None,
+                len(trainer.loggers),
+            ]
+            self.found += [
+                trainer.interrupted,
+                trainer.received_sigterm,
+                str(trainer.log_dir).rpartition("/")[2],
+                trainer.ckpt_path,
+            ]
 
         def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             self.look("test", trainer)

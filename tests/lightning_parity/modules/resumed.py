@@ -13,8 +13,8 @@ DIFFERENCES = {
     **{f"{run}.fit.{what}": _REST for run in ("1.0", "2.0") for what in ("*metrics.*", "losses", "weights.*")},
     **{f"checkpoint.lightning_logs/version_{run}/*s*_*": _REST for run in (1, 2)},
     **{f"table.lightning_logs/version_{run}/*": _REST for run in (1, 2)},
-    "?.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called, not after it",
-    "1.0.fit.hooks": "what a project prepares when an epoch starts is prepared in the process that goes on with it, too",
+    "?.0.fit.counted.on_fit_start": "the counters of a resumed run are there when its first hook is called",
+    "1.0.fit.hooks": "what a project prepares as an epoch starts is prepared where it goes on, too",
     "1.0.fit.counted.on_train_epoch_start": "the same",
 }
 
@@ -24,7 +24,9 @@ def project(L: Any) -> Any:
         def __init__(self, dropout: float = 0.0) -> None:
             super().__init__()
             self.save_hyperparameters()
-            self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 2))
+            self.net = nn.Sequential(
+                nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 2)
+            )
             self.batches: list[Any] = []
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -42,7 +44,10 @@ def project(L: Any) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.02)
             return {
                 "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20), "interval": "step"},
+                "lr_scheduler": {
+                    "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+                    "interval": "step",
+                },
             }
 
     def script(lab: Any) -> None:
@@ -54,7 +59,9 @@ def project(L: Any) -> Any:
         first.fit(Net(), train, val)
         model = Net()
         second = lab.trainer(max_epochs=3, log_every_n_steps=2)
-        second.fit(model, train, val, ckpt_path=str(lab.folder / "lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"))
+        second.fit(
+            model, train, val, ckpt_path=str(lab.folder / "lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt")
+        )
         lab.note("batches", model.batches)
         by_epoch = lab.trainer(max_epochs=4, log_every_n_steps=2)
         by_epoch.fit(model, train, val, ckpt_path=second.checkpoint_callback.best_model_path)

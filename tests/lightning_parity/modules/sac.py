@@ -18,8 +18,16 @@ def mlp(n_in: int, n_out: int) -> nn.Sequential:
 
 def project(L: Any) -> Any:
     class SAC(L.LightningModule):
-        def __init__(self, obs_dim: int = 4, act_dim: int = 2, gamma: float = 0.95, tau: float = 0.05,
-                     policy_lr: float = 1e-3, q_lr: float = 3e-3, alpha_lr: float = 1e-2) -> None:  # fmt: skip
+        def __init__(
+            self,
+            obs_dim: int = 4,
+            act_dim: int = 2,
+            gamma: float = 0.95,
+            tau: float = 0.05,
+            policy_lr: float = 1e-3,
+            q_lr: float = 3e-3,
+            alpha_lr: float = 1e-2,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.automatic_optimization = False
@@ -50,7 +58,9 @@ def project(L: Any) -> Any:
 
             with torch.no_grad():
                 next_action, next_logp = self.act(next_obs)
-                target = torch.min(self.q(self.target_q1, next_obs, next_action), self.q(self.target_q2, next_obs, next_action))
+                target = torch.min(
+                    self.q(self.target_q1, next_obs, next_action), self.q(self.target_q2, next_obs, next_action)
+                )
                 backup = reward + self.hparams.gamma * (1 - done) * (target - self.alpha * next_logp)
             q_loss = F.mse_loss(self.q(self.q1, obs, action), backup) + F.mse_loss(self.q(self.q2, obs, action), backup)
             q_opt.zero_grad()
@@ -90,7 +100,9 @@ def project(L: Any) -> Any:
     def script(lab: Any) -> None:
         L.seed_everything(1)
         n = 40
-        data = TensorDataset(torch.randn(n, 4), torch.rand(n, 2) * 2 - 1, torch.randn(n), torch.randn(n, 4), torch.zeros(n))
+        data = TensorDataset(
+            torch.randn(n, 4), torch.rand(n, 2) * 2 - 1, torch.randn(n), torch.randn(n, 4), torch.zeros(n)
+        )
         checkpoint = L.callbacks.ModelCheckpoint(every_n_train_steps=9, save_top_k=-1, filename="sac-{step}")
         trainer = lab.trainer(max_epochs=2, log_every_n_steps=6, callbacks=[checkpoint])
         trainer.fit(SAC(), DataLoader(data, batch_size=8, shuffle=True))

@@ -45,6 +45,9 @@ def project(L: Any) -> Any:
         trainer = lab.trainer(max_epochs=4, callbacks=callbacks, log_every_n_steps=2)
         trainer.fit(model, loader)
         lab.note("seen", seen)
-        lab.note("timed", [timer.time_elapsed("train") > 0, timer.time_elapsed("validate") == 0, timer.time_remaining() > 3500])
+        lab.note(
+            "timed",
+            [timer.time_elapsed("train") > 0, timer.time_elapsed("validate") == 0, timer.time_remaining() > 3500],
+        )
 
     return script

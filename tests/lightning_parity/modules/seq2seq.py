@@ -16,7 +16,9 @@ PAD, BOS, EOS = 0, 1, 2
 class Reverse(Dataset[Any]):
     def __init__(self, n: int, seed: int) -> None:
         g = torch.Generator().manual_seed(seed)
-        self.items = [torch.randint(3, 9, (int(torch.randint(2, 6, (1,), generator=g)),), generator=g) for _ in range(n)]
+        self.items = [
+            torch.randint(3, 9, (int(torch.randint(2, 6, (1,), generator=g)),), generator=g) for _ in range(n)
+        ]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -76,7 +78,11 @@ def project(L: Any) -> Any:
             rate = lambda step: min((step + 1) ** -0.5, (step + 1) * warm**-1.5) * warm**0.5
             return {
                 "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, rate), "interval": "step", "name": "noam"},
+                "lr_scheduler": {
+                    "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, rate),
+                    "interval": "step",
+                    "name": "noam",
+                },
             }
 
     def script(lab: Any) -> None:
@@ -84,7 +90,9 @@ def project(L: Any) -> Any:
         model = Seq2Seq()
         train = DataLoader(Reverse(30, 0), batch_size=6, shuffle=True, collate_fn=collate)
         val = DataLoader(Reverse(9, 1), batch_size=4, collate_fn=collate)
-        trainer = lab.trainer(max_epochs=2, gradient_clip_val=1.0, log_every_n_steps=2, callbacks=L.callbacks.LearningRateMonitor())
+        trainer = lab.trainer(
+            max_epochs=2, gradient_clip_val=1.0, log_every_n_steps=2, callbacks=L.callbacks.LearningRateMonitor()
+        )
         trainer.fit(model, train, val)
         trainer.predict(model, val)
 

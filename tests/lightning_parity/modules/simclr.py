@@ -34,14 +34,18 @@ class Images(Dataset[Any]):
 
 def project(L: Any) -> Any:
     class SimCLR(L.LightningModule):
-        def __init__(self, hidden_dim: int, lr: float, temperature: float, weight_decay: float, max_epochs: int = 500) -> None:
+        def __init__(
+            self, hidden_dim: int, lr: float, temperature: float, weight_decay: float, max_epochs: int = 500
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             assert self.hparams.temperature > 0.0, "The temperature must be a positive float!"
             self.convnet = nn.Sequential(
                 nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
             )
-            self.head = nn.Sequential(nn.Linear(4, 4 * hidden_dim), nn.ReLU(inplace=True), nn.Linear(4 * hidden_dim, hidden_dim))
+            self.head = nn.Sequential(
+                nn.Linear(4, 4 * hidden_dim), nn.ReLU(inplace=True), nn.Linear(4 * hidden_dim, hidden_dim)
+            )
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr, weight_decay=self.hparams.weight_decay)
@@ -120,7 +124,9 @@ def project(L: Any) -> Any:
         with torch.no_grad():
             features = TensorDataset(model.convnet(plain.x), plain.y)
         L.seed_everything(42)
-        probe = lab.trainer(max_epochs=4, check_val_every_n_epoch=2, log_every_n_steps=3, default_root_dir=str(lab.folder / "probe"))
+        probe = lab.trainer(
+            max_epochs=4, check_val_every_n_epoch=2, log_every_n_steps=3, default_root_dir=str(lab.folder / "probe")
+        )
         head = LogisticRegression(feature_dim=4, num_classes=3, lr=1e-2, max_epochs=4)
         probe.fit(head, DataLoader(features, batch_size=8, shuffle=True), DataLoader(features, batch_size=8))
         head = LogisticRegression.load_from_checkpoint(probe.checkpoint_callback.best_model_path)

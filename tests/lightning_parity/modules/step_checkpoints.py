@@ -1,4 +1,4 @@
-"""Training counted in steps: validation every few batches over epochs, checkpoints by step and by metric, both at once."""
+"""Training counted in steps: validation every few batches over epochs, checkpoints by step and by metric."""
 
 from __future__ import annotations
 
@@ -36,18 +36,50 @@ def project(L: Any) -> Any:
         Checkpoint = L.callbacks.ModelCheckpoint
         callbacks = [
             Checkpoint(monitor="val_mae", save_top_k=2, dirpath=lab.folder / "best", filename="{step}-{val_mae:.3f}"),
-            Checkpoint(every_n_train_steps=5, save_top_k=-1, dirpath=lab.folder / "all", filename="s{step:04d}", auto_insert_metric_name=False),
-            Checkpoint(monitor="step", mode="max", save_top_k=1, every_n_train_steps=2, save_last=True, dirpath=lab.folder / "newest", filename="n"),
-            Checkpoint(monitor="train/loss", every_n_train_steps=3, dirpath=lab.folder / "train", filename="{epoch}-{train/loss:.2f}", auto_insert_metric_name=True),
-            Checkpoint(save_on_train_epoch_end=True, dirpath=lab.folder / "ends", save_weights_only=True, enable_version_counter=False),
+            Checkpoint(
+                every_n_train_steps=5,
+                save_top_k=-1,
+                dirpath=lab.folder / "all",
+                filename="s{step:04d}",
+                auto_insert_metric_name=False,
+            ),
+            Checkpoint(
+                monitor="step",
+                mode="max",
+                save_top_k=1,
+                every_n_train_steps=2,
+                save_last=True,
+                dirpath=lab.folder / "newest",
+                filename="n",
+            ),
+            Checkpoint(
+                monitor="train/loss",
+                every_n_train_steps=3,
+                dirpath=lab.folder / "train",
+                filename="{epoch}-{train/loss:.2f}",
+                auto_insert_metric_name=True,
+            ),
+            Checkpoint(
+                save_on_train_epoch_end=True,
+                dirpath=lab.folder / "ends",
+                save_weights_only=True,
+                enable_version_counter=False,
+            ),
         ]
         trainer = lab.trainer(
-            max_steps=17, val_check_interval=4, check_val_every_n_epoch=None, callbacks=callbacks, log_every_n_steps=1, num_sanity_val_steps=0
+            max_steps=17,
+            val_check_interval=4,
+            check_val_every_n_epoch=None,
+            callbacks=callbacks,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
         )
         trainer.fit(Net(), train, val)
         for i, callback in enumerate(callbacks):
             name = callback.best_model_path.rpartition("/")[2]
-            lab.note(f"best {i}", [name, None if callback.best_model_score is None else float(callback.best_model_score)])
+            lab.note(
+                f"best {i}", [name, None if callback.best_model_score is None else float(callback.best_model_score)]
+            )
             lab.note(f"kept {i}", sorted(k.rpartition("/")[2] for k in callback.best_k_models))
             lab.note(f"state {i}", callback.state_key.replace(str(lab.folder), ""))
 

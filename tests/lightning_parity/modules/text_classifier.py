@@ -35,7 +35,9 @@ def get_linear_schedule_with_warmup(optimizer: Any, num_warmup_steps: int, num_t
 
 def project(L: Any) -> Any:
     class GLUEDataModule(L.LightningDataModule):
-        def __init__(self, task_name: str = "mnli", train_batch_size: int = 8, eval_batch_size: int = 5, **kwargs: Any) -> None:
+        def __init__(
+            self, task_name: str = "mnli", train_batch_size: int = 8, eval_batch_size: int = 5, **kwargs: Any
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.task_name, self.train_batch_size, self.eval_batch_size = task_name, train_batch_size, eval_batch_size
@@ -47,8 +49,10 @@ def project(L: Any) -> Any:
         def setup(self, stage: str) -> None:
             assert self.prepared
             self.dataset = {
-                "train": Sentences(40, 0), "validation_matched": Sentences(11, 1), "validation_mismatched": Sentences(13, 2)
-            }  # fmt: skip
+                "train": Sentences(40, 0),
+                "validation_matched": Sentences(11, 1),
+                "validation_mismatched": Sentences(13, 2),
+            }
             self.eval_splits = [x for x in self.dataset if "validation" in x]
 
         def train_dataloader(self) -> Any:
@@ -58,8 +62,16 @@ def project(L: Any) -> Any:
             return [DataLoader(self.dataset[x], batch_size=self.eval_batch_size) for x in self.eval_splits]
 
     class GLUETransformer(L.LightningModule):
-        def __init__(self, num_labels: int, task_name: str, learning_rate: float = 2e-2, warmup_steps: int = 3,
-                     weight_decay: float = 0.01, eval_splits: list[str] | None = None, **kwargs: Any) -> None:  # fmt: skip
+        def __init__(
+            self,
+            num_labels: int,
+            task_name: str,
+            learning_rate: float = 2e-2,
+            warmup_steps: int = 3,
+            weight_decay: float = 0.01,
+            eval_splits: list[str] | None = None,
+            **kwargs: Any,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.embed = nn.Embedding(20, 8, padding_idx=0)
@@ -91,14 +103,20 @@ def project(L: Any) -> Any:
                 labels = torch.cat([x["labels"] for x in output])
                 loss = torch.stack([x["loss"] for x in output]).mean()
                 self.log(f"val_loss_{split}", loss, prog_bar=True)
-                self.log_dict({f"{k}_{split}": v for k, v in {"accuracy": (preds == labels).float().mean()}.items()}, prog_bar=True)
+                self.log_dict(
+                    {f"{k}_{split}": v for k, v in {"accuracy": (preds == labels).float().mean()}.items()},
+                    prog_bar=True,
+                )
             self.validation_step_outputs.clear()
 
         def configure_optimizers(self) -> Any:
             no_decay = ["bias", "LayerNorm.weight"]
             named = list(self.named_parameters())
             groups = [
-                {"params": [p for n, p in named if not any(nd in n for nd in no_decay)], "weight_decay": self.hparams.weight_decay},
+                {
+                    "params": [p for n, p in named if not any(nd in n for nd in no_decay)],
+                    "weight_decay": self.hparams.weight_decay,
+                },
                 {"params": [p for n, p in named if any(nd in n for nd in no_decay)], "weight_decay": 0.0},
             ]
             optimizer = torch.optim.AdamW(groups, lr=self.hparams.learning_rate, eps=1e-8)

@@ -112,7 +112,10 @@ def project(L: Any) -> Any:
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
             scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=self.hparams.T_max, eta_min=1e-5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 1},
+            }
 
     def script(lab: Any) -> None:
         model = SegmentationModel(T_max=12)
@@ -120,7 +123,9 @@ def project(L: Any) -> Any:
             monitor="valid_dataset_iou", mode="max", save_last=True, filename="{epoch:02d}-{valid_dataset_iou:.3f}"
         )
         trainer = lab.trainer(max_epochs=3, log_every_n_steps=1, callbacks=[checkpoint])
-        loaders = [DataLoader(Squares(n, seed), batch_size=8, shuffle=n == 32) for n, seed in ((32, 0), (10, 1), (10, 2))]
+        loaders = [
+            DataLoader(Squares(n, seed), batch_size=8, shuffle=n == 32) for n, seed in ((32, 0), (10, 1), (10, 2))
+        ]
         trainer.fit(model, train_dataloaders=loaders[0], val_dataloaders=loaders[1])
         trainer.validate(model, dataloaders=loaders[1], verbose=False)
         trainer.test(model, dataloaders=loaders[2], verbose=False)

@@ -12,14 +12,22 @@ from torch.utils.data import DataLoader, TensorDataset, random_split
 
 def project(L: Any) -> Any:
     class VAE(L.LightningModule):
-        def __init__(self, input_dim: int = 12, enc_out_dim: int = 8, kl_coeff: float = 0.1, latent_dim: int = 3,
-                     lr: float = 1e-2) -> None:  # fmt: skip
+        def __init__(
+            self,
+            input_dim: int = 12,
+            enc_out_dim: int = 8,
+            kl_coeff: float = 0.1,
+            latent_dim: int = 3,
+            lr: float = 1e-2,
+        ) -> None:
             super().__init__()
             self.save_hyperparameters()
             self.lr = lr
             self.kl_coeff = kl_coeff
             self.encoder = nn.Sequential(nn.Linear(input_dim, enc_out_dim), nn.ReLU())
-            self.decoder = nn.Sequential(nn.Linear(latent_dim, enc_out_dim), nn.ReLU(), nn.Linear(enc_out_dim, input_dim))
+            self.decoder = nn.Sequential(
+                nn.Linear(latent_dim, enc_out_dim), nn.ReLU(), nn.Linear(enc_out_dim, input_dim)
+            )
             self.fc_mu = nn.Linear(enc_out_dim, latent_dim)
             self.fc_var = nn.Linear(enc_out_dim, latent_dim)
 
@@ -41,7 +49,7 @@ def project(L: Any) -> Any:
 
         def step(self, batch: Any, batch_idx: int) -> Any:
             (x,) = batch
-            z, x_hat, p, q = self._run_step(x)
+            _z, x_hat, p, q = self._run_step(x)
             recon_loss = F.mse_loss(x_hat, x, reduction="mean")
             kl = torch.distributions.kl_divergence(q, p).mean() * self.kl_coeff
             loss = kl + recon_loss

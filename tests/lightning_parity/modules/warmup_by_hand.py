@@ -1,4 +1,4 @@
-"""optimizer_step with a linear warm-up, lr_scheduler_step for a schedule of its own kind, zeros in place of no gradient."""
+"""optimizer_step with a linear warm-up, lr_scheduler_step for a schedule of its own kind, zeroed gradients."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def project(L: Any) -> Any:
             self.log_dict({"g": g_loss, "c": c_loss}, sync_dist=True, prog_bar=True)
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.generator.parameters(), lr=0.01), torch.optim.Adam(self.critic.parameters(), lr=0.02)
+            return torch.optim.Adam(self.generator.parameters(), lr=0.01), torch.optim.Adam(
+                self.critic.parameters(), lr=0.02
+            )
 
     def script(lab: Any) -> None:
         L.seed_everything(3)

@@ -55,7 +55,9 @@ def project(L: Any) -> Any:
         x = torch.randn(48, 4)
         data = TensorDataset(x, (x[:, 0] > 0).long())
         model = Net()
-        checkpoint = L.callbacks.ModelCheckpoint(monitor="val/loss", filename="{epoch}-{val/loss:.4f}", auto_insert_metric_name=False)
+        checkpoint = L.callbacks.ModelCheckpoint(
+            monitor="val/loss", filename="{epoch}-{val/loss:.4f}", auto_insert_metric_name=False
+        )
         trainer = lab.trainer(max_epochs=2, callbacks=[checkpoint], log_every_n_steps=2)
         trainer.fit(model, DataLoader(data, batch_size=6, shuffle=True), DataLoader(data, batch_size=8))
         lab.note("batches", model.batches)
