@@ -457,6 +457,8 @@ class Trainer(TrainerState):
         if Trainer._in_job is not None and job.origin != "inline":  # an earlier one of the script makes room
             Trainer._in_job.close()
         self.job = job if job.origin != "inline" else None
+        if self.job is not None:
+            self.node_rank = job.node_rank
         self.strategy.connect(job)
         setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True
