@@ -16,6 +16,9 @@ from drivetrain.errors import ConfigurationError, nearest
 class HyperparametersMixin:
     """Gives a module or data module ``save_hyperparameters`` and ``hparams`` with Lightning's meanings."""
 
+    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"
     _log_hyperparams = False
     hparams_name: str | None = None  # the argument whose parts the hyper-parameters are, or "kwargs" for several
 
@@ -55,6 +58,11 @@ class HyperparametersMixin:
         self._log_hyperparams = logger
         self.hparams.update(chosen)
         self._hparams_initial = _copy(self.hparams)
+
+    def remove_ignored_hparams(self, ignore_list: Iterable[str]) -> None:
+        """Forget the hyper-parameters of these names."""
+        for name in ignore_list:
+            self.hparams.pop(name, None)
 
     @property
     def hparams(self) -> AttributeDict:

@@ -85,6 +85,9 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     def configure_model(self) -> None:
         """Build big layers here instead of in ``__init__``: under the strategy's and the precision's context."""
 
+    def configure_sharded_model(self) -> None:
+        """Lightning's former name of :meth:`configure_model`; called beside it."""
+
     def configure_callbacks(self) -> Callback | list[Callback]:
         return []
 
@@ -329,6 +332,10 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         from drivetrain.module_export import to_onnx
 
         return to_onnx(self, file_path, input_sample, options)
+
+    def to_tensorrt(self, *args: Any, **kwargs: Any) -> Any:
+        """Not offered."""
+        raise ConfigurationError("to_tensorrt is not offered: export with to_onnx and build the engine from that.")
 
     def freeze(self) -> Self:
         for parameter in self.parameters():

@@ -12,6 +12,7 @@ from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.logger import Logger
 from drivetrain.precision import Precision
+from drivetrain.profiler import Profiler
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -83,6 +84,8 @@ def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> 
     return found
 
 
-def profiler_of(given: Any) -> Any:
-    """The profiler of that registered name, or the object itself; None for none."""
+def profiler_of(given: Any) -> Profiler:
+    """The profiler of that registered name, or the object itself; by default one that measures nothing."""
+    if given is None:
+        return Profiler()
     return registry.load("profilers", given)() if isinstance(given, str) else given

@@ -162,6 +162,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     hooks.of_callbacks("setup", stage)
     module.setup(stage)
     with strategy.init_context():
+        module.configure_sharded_model()
         module.configure_model()
     if trainer.sync_batchnorm:
         _synchronise_batchnorm(trainer, module)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
 from lightning_utilities.core.overrides import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
@@ -453,6 +454,7 @@ class Trainer(TrainerState):
             return
         self.job = job if job.origin != "inline" else None
         self.strategy.connect(job)
+        setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True
         if self.job is not None:
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
@@ -585,8 +587,10 @@ class Trainer(TrainerState):
             return
         self._shown["log"].update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
         if epoch:
-            step = int(scalars.pop("step", step))
-            scalars.setdefault("epoch", float(self.current_epoch))
+            if "step" in scalars:
+                step = int(scalars.pop("step"))
+            else:
+                scalars.setdefault("epoch", float(self.current_epoch))
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))

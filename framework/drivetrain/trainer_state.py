@@ -232,7 +232,7 @@ class TrainerState:
         if self.sanity_checking:
             stage = RunningStage.SANITY_CHECKING
         elif self.evaluating or self.predicting:
-            stage = RunningStage(self.stage if self.stage != "fit" else "validate")
+            stage = RunningStage("validate" if self.stage in ("fit", None) else self.stage)
         elif self.training:
             stage = RunningStage.TRAINING
         words = {"idle": "initializing", "running": "running", "interrupted": "interrupted", "failed": "interrupted"}

@@ -160,6 +160,7 @@ class Noted(Linear):
         self.seen["gathered"] = list(self.all_gather(torch.tensor([self.global_rank])).shape)
         self.seen["said"] = self.trainer.strategy.broadcast(["of", self.global_rank], src=1)
         self.seen["any"] = self.trainer.strategy.reduce_boolean_decision(self.global_rank == 1, all=False)
+        self.seen["first"] = L.utilities.rank_zero_only(lambda: True)()
         (Path(self.folder) / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -192,6 +193,7 @@ def test_what_is_logged_without_sync_dist_is_each_ranks_own(two_ranks: Any) -> N
         assert seen["own_at_end"] == float(rank) and seen["mean_at_end"] == 0.5
         assert seen["reduced"] == 1.5 and seen["gathered"] == [2, 1]
         assert seen["said"] == ["of", 1] and seen["any"] is True
+        assert seen["first"] is (True if rank == 0 else None)
 
 
 def test_no_message_but_gradients_between_boundaries(two_ranks: Any) -> None:

@@ -332,7 +332,8 @@ class FitLoop:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
             self.between_steps = number == final and not self._inner
-            if number == final and self._stepped and not self._inner:
+            # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
+            if number == final and (self._stepped or self._counts_optimizers) and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *_mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
