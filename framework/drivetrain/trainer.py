@@ -369,6 +369,8 @@ class Trainer(TrainerState):
         """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
         if self.lightning_module is None:
             raise ConfigurationError("save_checkpoint needs a module: call fit first.")
+        if storage_options is not None:
+            raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
         clock = perf_counter()
         with phase.during(phase.CHECKPOINT):
             snapshot.write(self, filepath, bool(weights_only))
