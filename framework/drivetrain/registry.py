@@ -39,7 +39,7 @@ def entry(group: str, name: str) -> EntryPoint:
     """The entry point called ``name``, not yet imported; unknown names are answered with the nearest known one."""
     entries = _entries(group)
     if name not in entries:
-        what = "strategy" if group == "strategies" else group.removesuffix("s")
+        what = f"{group[:-3]}y" if group.endswith("ies") else group.removesuffix("s")
         raise ConfigurationError(f"there is no {what} {name!r}: {nearest(name, entries)}")
     return entries[name]
 

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.comm.bucket_hook import BucketTransform, ScheduledAllReduce
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.schedule import ring
+from drivetrain.comm.topologies.ring import ring
 
 
 class Boom(Exception):

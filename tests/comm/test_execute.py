@@ -14,7 +14,8 @@ from drivetrain.comm.check import check
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import Executor, _batched_plan, _native_plan, run
 from drivetrain.comm.program import compile_program
-from drivetrain.comm.schedule import Schedule, Transfer, ring
+from drivetrain.comm.schedule import Schedule, Transfer
+from drivetrain.comm.topologies.ring import ring
 
 SIZES = (0, 1, 7, 1000003)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
@@ -61,7 +62,7 @@ def test_ring_sums_to_the_same_bits_on_every_rank(world_size: int) -> None:
 def doubling() -> Schedule:
     """Recursive doubling: both sides send and add the same chunk in the same round."""
     rounds = tuple(tuple(Transfer(r, r ^ bit, 0, "add") for r in range(4)) for bit in (1, 2))
-    return Schedule("doubling", 4, 1, rounds, ("reduce_scatter",) * 2)
+    return Schedule.of_transfers("doubling", 4, 1, rounds, ("reduce_scatter",) * 2)
 
 
 def halving() -> Schedule:
@@ -71,7 +72,7 @@ def halving() -> Schedule:
     third = tuple(Transfer(r, r ^ 1, r, "copy") for r in range(4))
     fourth = tuple(Transfer(r, r ^ 2, c, "copy") for r in range(4) for c in range(4) if not (c ^ r) & 2)
     phases = ("reduce_scatter",) * 2 + ("all_gather",) * 2
-    return Schedule("halving", 4, 4, (first, second, third, fourth), phases)
+    return Schedule.of_transfers("halving", 4, 4, (first, second, third, fourth), phases)
 
 
 @pytest.mark.parametrize("schedule", [doubling(), halving()], ids=lambda s: s.name)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from drivetrain import registry
 from drivetrain.comm.communicator import Communicator
-from drivetrain.comm.schedule import ring
+from drivetrain.comm.topologies.ring import ring
 from drivetrain.compressor import Bucket, Compressor, Segment, compression_of
 from drivetrain_plugins.compression.error_feedback import add_owed, keep_owed
 from drivetrain_plugins.compression.hook import CompressedAverage, ScheduledTransport

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.program import Program, compile_program, exchanges
-from drivetrain.comm.schedule import Schedule, ring
+from drivetrain.comm.schedule import Schedule
+from drivetrain.comm.topologies.ring import ring
 
 # Longer messages cost less processor time, which decides where ranks share cores; shorter ones keep the receiving
 # and the adding thread busy together, which decides where cores are free. See what it costs here:
@@ -45,7 +46,7 @@ class Executor:
         self.schedule = schedule
         self.communicator = communicator
         self.segment_bytes = segment_bytes
-        self._native = schedule == ring(schedule.world_size)
+        self._native = schedule.equals(ring(schedule.world_size))
         self._plans: dict[tuple[int, torch.dtype, torch.device], tuple[Plan, int, int]] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
-from drivetrain.comm.schedule import Op, Round, Schedule
+from drivetrain.comm.schedule import Messages, Op, Schedule
 
 
 class Span(NamedTuple):
@@ -40,21 +40,26 @@ class Exchange(NamedTuple):
 
 def exchanges(schedule: Schedule, numel: int, rank: int) -> list[Exchange]:
     """The messages of ``rank`` in each round for a tensor of ``numel`` elements; adjacent chunks are one message."""
-    bounds = [numel * chunk // schedule.chunks for chunk in range(schedule.chunks + 1)]
+    chunks = schedule.chunks
     return [
-        Exchange(_merged(transfers, bounds, rank, sends=True), _merged(transfers, bounds, rank, sends=False))
-        for transfers in schedule.rounds
+        Exchange(
+            _merged(part.sends, part.sends.destination.tolist(), numel, chunks),
+            _merged(part.receives, part.receives.source.tolist(), numel, chunks),
+        )
+        for part in schedule.of_rank(rank)
     ]
 
 
-def _merged(transfers: Round, bounds: list[int], rank: int, *, sends: bool) -> tuple[Message, ...]:
+def _merged(messages: Messages, peers: list[int], numel: int, chunks: int) -> tuple[Message, ...]:
+    """Both sides of a message order and cut it alike: by peer, then by chunk."""
     merged: list[Message] = []
-    for source, destination, chunk, op in sorted(transfers):
-        if (source if sends else destination) != rank or bounds[chunk] == bounds[chunk + 1]:
-            continue
-        peer = destination if sends else source
-        span = Span(bounds[chunk], bounds[chunk + 1])
+    rows = zip(peers, messages.chunk.tolist(), messages.count.tolist(), messages.add.tolist(), strict=True)
+    for peer, chunk, count, add in sorted(rows):
+        span = Span(numel * chunk // chunks, numel * (chunk + count) // chunks)
+        op: Op = "add" if add else "copy"
         last = merged[-1] if merged else None
+        if span.start == span.stop:
+            continue
         if last is not None and (last.peer, last.op, last.span.stop) == (peer, op, span.start):
             merged[-1] = Message(peer, Span(last.span.start, span.stop), op)
         else:

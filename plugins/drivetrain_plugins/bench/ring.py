@@ -106,7 +106,7 @@ def _rank(rank: int, world_size: int, folder: str, results: Connection | None, o
 
     from drivetrain.comm.communicator import Communicator
     from drivetrain.comm.execute import Executor
-    from drivetrain.comm.schedule import ring
+    from drivetrain.comm.topologies.ring import ring
 
     device = torch.device("cpu")
     if options["backend"] == "nccl":

@@ -6,7 +6,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain.comm.bucket_hook import ScheduledAllReduce
-from drivetrain.comm.schedule import Schedule, ring
+from drivetrain.comm.schedule import Schedule
+from drivetrain.comm.topologies.ring import ring
 from drivetrain_plugins.strategies.ddp import DistributedDataParallelStrategy
 
 

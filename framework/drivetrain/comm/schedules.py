@@ -1,0 +1,65 @@
+"""Schedules by name. Topologies are found through entry points, as a stranger's would be; no torch here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from drivetrain import registry
+from drivetrain.comm.schedule import Kind, Messages, Round, Schedule, Topology, Transfer
+from drivetrain.comm.topologies.chain import chain
+from drivetrain.comm.topologies.doubling import recursive_doubling
+from drivetrain.comm.topologies.halving_doubling import halving_doubling
+from drivetrain.comm.topologies.hierarchical import hierarchical
+from drivetrain.comm.topologies.ring import ring
+from drivetrain.comm.topologies.tree import tree
+
+__all__ = [
+    "Kind",
+    "Messages",
+    "Round",
+    "Schedule",
+    "Topology",
+    "Transfer",
+    "chain",
+    "halving_doubling",
+    "hierarchical",
+    "make",
+    "names",
+    "recursive_doubling",
+    "ring",
+    "topology",
+    "tree",
+]
+
+
+def topology(name: str) -> Topology:
+    """The function ``world_size -> Schedule`` registered as ``name`` under the entry points ``drivetrain.topologies``.
+
+    Raises:
+        ConfigurationError: no installed distribution registers ``name``.
+    """
+    found: Topology = registry.load("topologies", name)
+    return found
+
+
+def names() -> list[str]:
+    """The names of all registered topologies."""
+    return registry.names("topologies")
+
+
+def make(name: str, world_size: int, hosts: Sequence[int] | None = None) -> Schedule:
+    """The all-reduce of topology ``name`` for ``world_size`` ranks.
+
+    Args:
+        name: As registered.
+        world_size: Number of ranks.
+        hosts: Number of ranks on each host; given to topologies that take it as a keyword of this name.
+
+    Raises:
+        ConfigurationError: there is no such topology, or it cannot be made for these numbers.
+    """
+    made = topology(name)
+    if hosts is not None and "hosts" in inspect.signature(made).parameters:
+        return made(world_size, hosts=hosts)  # type: ignore[call-arg]
+    return made(world_size)
