@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.program import Program, compile_program, exchanges
+from drivetrain.comm.reduction import NATIVE_OPS, native
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.topologies.ring import ring
 
@@ -20,6 +20,14 @@ from drivetrain.comm.topologies.ring import ring
 SEGMENT_BYTES = 8 * 2**20
 
 Plan = Callable[[torch.Tensor], None]
+
+# What a schedule's "add" is for each operation, in place on its first argument.
+COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "sum": lambda target, other: target.add_(other),
+    "product": lambda target, other: target.mul_(other),
+    "min": lambda target, other: torch.minimum(target, other, out=target),
+    "max": lambda target, other: torch.maximum(target, other, out=target),
+}
 
 
 class Executor:
@@ -32,12 +40,22 @@ class Executor:
         schedule: An all-reduce for as many ranks as ``communicator`` has.
         communicator: The ranks; peers of the schedule are ranks of this group.
         segment_bytes: Longest piece sent in one message over Gloo.
+        op: How two values become one: sum, product, min or max.
 
     Raises:
-        CommunicationError: the schedule is for another number of ranks.
+        CommunicationError: the schedule is for another number of ranks, or ``op`` is none of these.
     """
 
-    def __init__(self, schedule: Schedule, communicator: Communicator, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        communicator: Communicator,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        op: str = "sum",
+    ) -> None:
+        if op not in COMBINE:
+            raise CommunicationError(f"a schedule knows no op {op!r}: use one of {', '.join(COMBINE)}.")
         if schedule.world_size != communicator.world_size:
             raise CommunicationError(
                 f"schedule {schedule.name!r} is for {schedule.world_size} ranks but group {communicator.label!r} has "
@@ -46,11 +64,12 @@ class Executor:
         self.schedule = schedule
         self.communicator = communicator
         self.segment_bytes = segment_bytes
+        self.op = op
         self._native = schedule.equals(ring(schedule.world_size))
         self._plans: dict[tuple[int, torch.dtype, torch.device], tuple[Plan, int, int]] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace the flat contiguous ``tensor`` by its sum over all ranks; returns it.
+        """Replace the flat contiguous ``tensor`` by its sum (or what ``op`` says) over all ranks; returns it.
 
         Its length need not divide by the number of chunks; all ranks must bring the same length and dtype. On CUDA
         the work is ordered on the current stream.
@@ -64,17 +83,15 @@ class Executor:
                 f"schedule {self.schedule.name!r} runs on flat contiguous tensors, got shape {tuple(tensor.shape)} "
                 f"with strides {tensor.stride()}: pass a contiguous one-dimensional view."
             )
-        started = time.perf_counter()
+        statistics = self.communicator.statistics
+        started = statistics.start(tensor)
         key = (tensor.numel(), tensor.dtype, tensor.device)
         prepared = self._plans.get(key)
         if prepared is None:
             prepared = self._plans[key] = self._prepare(tensor)
         plan, bytes_sent, messages = prepared
         plan(tensor)
-        seconds = time.perf_counter() - started
-        self.communicator.statistics.record(
-            self.schedule.name, bytes_sent=bytes_sent, messages=messages, seconds=seconds
-        )
+        statistics.finish(self.schedule.name, started, bytes_sent, messages, tensor.nbytes)
         return tensor
 
     def _prepare(self, tensor: torch.Tensor) -> tuple[Plan, int, int]:
@@ -87,25 +104,31 @@ class Executor:
             sent = [message.span for exchange in rounds for message in exchange.sends]
             traffic = size * sum(span.stop - span.start for span in sent), len(sent)
             if self._native:
-                return _native_plan(self.communicator, tensor), *traffic
-            return _batched_plan(self.schedule, self.communicator, tensor), *traffic
+                return _native_plan(self.communicator, tensor, self.op), *traffic
+            return _batched_plan(self.schedule, self.communicator, tensor, self.op), *traffic
         program = compile_program(self.schedule, numel, rank, max(1, self.segment_bytes // size))
-        return _program_plan(program, self.communicator, tensor), program.elements_sent * size, program.messages
+        return (
+            _program_plan(program, self.communicator, tensor, self.op),
+            program.elements_sent * size,
+            program.messages,
+        )
 
 
-_executors: WeakKeyDictionary[Communicator, dict[int, Executor]] = WeakKeyDictionary()
+_executors: WeakKeyDictionary[Communicator, dict[tuple[int, str], Executor]] = WeakKeyDictionary()
 
 
-def run(schedule: Schedule, tensor: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """Sum the flat contiguous ``tensor`` over all ranks in place, as ``schedule`` says; returns it.
+def run(schedule: Schedule, tensor: torch.Tensor, communicator: Communicator, op: str = "sum") -> torch.Tensor:
+    """Sum the flat contiguous ``tensor`` (or do what ``op`` says) over all ranks in place, as ``schedule`` says, and
+    return it.
 
     Keeps an :class:`Executor` per communicator and schedule object. Raises as :class:`Executor` and its call do.
     """
     executors = _executors.setdefault(communicator, {})
     # By identity: hashing a schedule costs more than a small message. The executor keeps the schedule alive.
-    executor = executors.get(id(schedule))
+    key = id(schedule), op
+    executor = executors.get(key)
     if executor is None:
-        executor = executors[id(schedule)] = Executor(schedule, communicator)
+        executor = executors[key] = Executor(schedule, communicator, op=op)
     return executor(tensor)
 
 
@@ -113,10 +136,11 @@ def _nothing(tensor: torch.Tensor) -> None:
     """One rank, or no element: the sum is there already."""
 
 
-def _program_plan(program: Program, communicator: Communicator, like: torch.Tensor) -> Plan:
+def _program_plan(program: Program, communicator: Communicator, like: torch.Tensor, op: str = "sum") -> Plan:
     """The compiled program over the process group's own point-to-point calls."""
     group = communicator.group
     assert group is not None
+    combine = COMBINE[op]
     scratch = torch.empty(program.scratch, dtype=like.dtype, device=like.device)
     buffers = {
         step.slot: scratch[step.scratch : step.scratch + step.span.stop - step.span.start]
@@ -133,7 +157,7 @@ def _program_plan(program: Program, communicator: Communicator, like: torch.Tens
                 into = buffers[slot] if slot in buffers else tensor[start:stop]
                 handles[slot] = group.recv([into], peer, tag)
             elif action == "add":
-                tensor[start:stop].add_(buffers[slot])
+                combine(tensor[start:stop], buffers[slot])
             else:
                 handle = handles[slot]
                 assert handle is not None
@@ -143,15 +167,19 @@ def _program_plan(program: Program, communicator: Communicator, like: torch.Tens
     return plan
 
 
-def _native_plan(communicator: Communicator, like: torch.Tensor) -> Plan:
+def _native_plan(communicator: Communicator, like: torch.Tensor, op: str = "sum") -> Plan:
     """The ring's two phases by the transport's own collectives, which are the same algorithm over better wires."""
     ranks, rank, numel = communicator.world_size, communicator.rank, like.numel()
     share = -(-numel // ranks)
     mine = slice(rank * share, (rank + 1) * share)
+    group = communicator.group
+    # Past the communicator, which would count this traffic a second time.
+    reduce_scatter = native("reduce_scatter_single", "reduce_scatter_tensor")
+    all_gather = native("all_gather_single", "all_gather_into_tensor")
 
     def in_place(tensor: torch.Tensor) -> None:
-        communicator.reduce_scatter_flat(tensor[mine], tensor)
-        communicator.all_gather_flat(tensor, tensor[mine])
+        reduce_scatter(tensor[mine], tensor, op=NATIVE_OPS[op], group=group)
+        all_gather(tensor, tensor[mine], group=group)
 
     if share * ranks == numel:
         return in_place
@@ -165,9 +193,10 @@ def _native_plan(communicator: Communicator, like: torch.Tensor) -> Plan:
     return with_padding
 
 
-def _batched_plan(schedule: Schedule, communicator: Communicator, like: torch.Tensor) -> Plan:
+def _batched_plan(schedule: Schedule, communicator: Communicator, like: torch.Tensor, op: str = "sum") -> Plan:
     """Each round as one batch of transfers, for transports that would deadlock on single ones (NCCL)."""
     group = communicator.group
+    combine = COMBINE[op]
     rounds = exchanges(schedule, like.numel(), communicator.rank)
     needed = [sum(message.span.stop - message.span.start for message in e.receives) for e in rounds]
     scratch = like.new_empty(max(needed, default=0))
@@ -180,14 +209,14 @@ def _batched_plan(schedule: Schedule, communicator: Communicator, like: torch.Te
             ]
             arrived = []
             offset = 0
-            for peer, span, op in exchange.receives:
+            for peer, span, action in exchange.receives:
                 buffer = scratch[offset : offset + span.stop - span.start]
                 offset += buffer.numel()
                 operations.append(dist.P2POp(dist.irecv, buffer, group=group, group_peer=peer))
-                arrived.append((tensor[span.start : span.stop], buffer, op))
+                arrived.append((tensor[span.start : span.stop], buffer, action))
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
-            for target, buffer, op in arrived:
-                target.add_(buffer) if op == "add" else target.copy_(buffer)
+            for target, buffer, action in arrived:
+                combine(target, buffer) if action == "add" else target.copy_(buffer)
 
     return plan
