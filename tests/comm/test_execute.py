@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.comm import plans, schedules
-from drivetrain.comm.check import check
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import OPS, Executor, run
 from drivetrain.comm.program import compile_program, exchanges
@@ -204,7 +203,7 @@ def test_refuses_what_it_cannot_run() -> None:
         run(ring(1), torch.ones(4)[::2], comm)
     with pytest.raises(CommunicationError, match="knows no op 'median'"):
         run(ring(1), torch.ones(4), comm, "median")
-    with pytest.raises(CommunicationError, match="average of torch.int64 is not exact"):
+    with pytest.raises(CommunicationError, match="is not exact"):
         run(ring(1), torch.ones(4, dtype=torch.int64), comm, "average")
 
 

@@ -59,7 +59,7 @@ def all_reduce(comm: Communicator, value: Any, op: str, algorithm: str) -> Any:
         comm.agree("all_reduce", value, op=op, algorithm=algorithm)
 
     def run(flat: torch.Tensor, how: str) -> None:
-        _all_reduce(comm, flat, how, algorithm)
+        all_reduce_flat(comm, flat, how, algorithm)
 
     def rows(flat: torch.Tensor) -> torch.Tensor:
         gathered = [torch.empty_like(flat) for _ in range(comm.world_size)]
@@ -317,9 +317,10 @@ def _overflow(op: str, comm: Communicator) -> CommunicationError:
 
 
 # -- the transport --------------------------------------------------------------------------------------------------
-def _all_reduce(comm: Communicator, flat: torch.Tensor, op: str, algorithm: str) -> None:
-    """Reduce the flat tensor in place by the algorithm named."""
-    name = choose("all_reduce", flat.nbytes, comm.world_size) if algorithm == "auto" else algorithm
+def all_reduce_flat(comm: Communicator, flat: torch.Tensor, op: str, algorithm: str) -> None:
+    """Reduce the flat contiguous tensor in place, in its own dtype, by the algorithm named: sum, product, min or max;
+    ``"native"``, ``"auto"`` or a topology."""
+    name = choose(comm, "all_reduce", flat.nbytes) if algorithm == "auto" else algorithm
     if name != "native":
         from drivetrain.comm import execute
 
