@@ -81,7 +81,8 @@ class CostModel:
             if found["format"] != FORMAT:
                 raise ConfigurationError(f"{path} is of format {found['format']!r}, not {FORMAT}: calibrate again.")
             inside = found["inside"]
-            return cls(_link(found["between"]), inside and _link(inside), _number(found["reduction"]))
+            near = None if inside is None else _link(inside)
+            return cls(_link(found["between"]), near, _number(found["reduction"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} holds no cost model ({error!r}): calibrate again.") from error
 

@@ -55,8 +55,8 @@ def image(schedule: Schedule, path: Path, hosts: Sequence[int] | None = None) ->
             arrow = {"arrowstyle": "->", "color": colour, "lw": 1.2, "shrinkA": 2, "shrinkB": 2}
             axes.annotate("", xy=(number + 0.92, target), xytext=(number + 0.08, source), arrowprops=arrow)
             if labelled:
-                # Near the source, where arrows of a round have not yet crossed.
-                axes.text(number + 0.25, source + 0.2 * (target - source), what, fontsize=6, color=colour)
+                # At its source, where no two messages through one port meet.
+                axes.text(number + 0.05, source - 0.14, what, fontsize=6, color=colour)
     for number in range(1, rounds):
         axes.axvline(number, color="0.85", lw=0.8)
     for rank in range(1, ranks) if hosts is not None else ():

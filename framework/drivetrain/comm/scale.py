@@ -177,6 +177,11 @@ def plot(found: Sequence[Prediction], size: float, path: Path) -> None:
         speeds.plot(workers, [one.bus_bandwidth / 1e9 for one in line], marker="o", label=name)
     for axes, what in ((times, "time (ms)"), (speeds, "bus bandwidth (GB/s)")):
         axes.set(xscale="log", yscale="log", xlabel="workers", ylabel=what)
+        axes.set_xticks(sorted({one.workers for one in found if one.workers > 1}), minor=False)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.xaxis.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid(alpha=0.3)
     times.legend()
     figure.suptitle(f"predicted all-reduce of {shown_size(size)}")

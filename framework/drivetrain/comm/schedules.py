@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from drivetrain import registry
 from drivetrain.comm.schedule import Kind, Messages, Round, Schedule, Topology, Transfer
 from drivetrain.comm.topologies.chain import chain
+from drivetrain.comm.topologies.double_tree import double_tree
 from drivetrain.comm.topologies.doubling import recursive_doubling
 from drivetrain.comm.topologies.halving_doubling import halving_doubling
 from drivetrain.comm.topologies.hierarchical import hierarchical
@@ -22,6 +23,7 @@ __all__ = [
     "Topology",
     "Transfer",
     "chain",
+    "double_tree",
     "halving_doubling",
     "hierarchical",
     "make",

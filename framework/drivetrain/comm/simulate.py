@@ -78,7 +78,8 @@ def simulate(
         values: By rank, flat. All ranks' contributions, equally long, for kinds that reduce; each rank's own part for
             gather and all_gather, of any length; for broadcast and scatter the root's only. Any numpy type, or Python
             numbers (integers of any size, fractions). Sums and products of booleans and integers are taken in 64 bits.
-        op: ``"sum"``, ``"average"``, ``"min"``, ``"max"`` or ``"product"``, for kinds that reduce.
+        op: ``"sum"``, ``"average"``, ``"min"``, ``"max"`` or ``"product"``, for kinds that reduce. The average is the
+            sum divided by the number of ranks, of floats for integers.
         channel: What becomes of each packet on its way; a network that loses or alters some, to see it found out.
 
     Returns:
@@ -121,7 +122,12 @@ class _Rank:
 
     def send(self, number: int) -> list[Packet]:
         each = self.rounds[number]
-        return [Packet(header, self._chunks(header).copy()) for header in _headers(each, number, each.sends)]
+        headers = _headers(each, number, each.sends)
+        for header in headers:
+            if header.chunk < 0 or header.chunk + header.count > self.schedule.chunks:
+                problem = f"rank {self.rank} is to send {header} but has {self.schedule.chunks} chunks"
+                raise ProtocolError(f"{problem}; rank {header.destination} waits for it.")
+        return [Packet(header, self._chunks(header).copy()) for header in headers]
 
     def receive(self, number: int, arrived: deque[Packet]) -> None:
         each = self.rounds[number]

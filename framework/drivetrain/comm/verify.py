@@ -13,7 +13,7 @@ from drivetrain.comm.counts import Counts
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.topologies.chain import chain
 from drivetrain.comm.topologies.halving_doubling import halving_doubling
-from drivetrain.comm.topologies.hierarchical import balanced_hosts
+from drivetrain.comm.topologies.hierarchical import balanced_hosts, hierarchical
 from drivetrain.comm.topologies.ring import ring
 from drivetrain.comm.topologies.tree import tree
 from drivetrain.errors import ConfigurationError, nearest
@@ -34,6 +34,17 @@ def _root(n: int) -> int:
     return n // 3
 
 
+def _prime_factors(n: int) -> list[int]:
+    """For as many levels as can be; ``[1]`` for one rank."""
+    found, factor = [], 2
+    while n > 1:
+        while n % factor == 0:
+            found.append(factor)
+            n //= factor
+        factor += 1
+    return found or [1]
+
+
 EXPECTED: dict[str, Callable[[int], Counts]] = {
     "ring": counts.ring_counts,
     "tree": counts.tree_counts,
@@ -45,6 +56,9 @@ VARIANTS = {
     f"ring in {SEGMENTS} segments": Algorithm(lambda n: ring(n, SEGMENTS), lambda n: counts.ring_counts(n, SEGMENTS)),
     "ring reduce_scatter": Algorithm(lambda n: ring(n, kind="reduce_scatter"), counts.half_ring_counts),
     "ring all_gather": Algorithm(lambda n: ring(n, kind="all_gather"), counts.half_ring_counts),
+    "hierarchical of prime levels": Algorithm(
+        lambda n: hierarchical(n, levels=_prime_factors(n)), lambda n: counts.level_counts(_prime_factors(n))
+    ),
     "halving reduce_scatter": Algorithm(lambda n: halving_doubling(n, "reduce_scatter")),
     "doubling all_gather": Algorithm(lambda n: halving_doubling(n, "all_gather")),
     "tree reduce": Algorithm(lambda n: tree(n, "reduce", _root(n)), counts.tree_reduce_counts),
