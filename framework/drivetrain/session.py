@@ -15,6 +15,7 @@ from lightning_utilities.core.overrides import is_overridden
 from torch.optim import Optimizer
 
 from drivetrain import snapshot
+from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
@@ -102,6 +103,7 @@ def _loader(request: Request, which: str) -> Any:
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
     signals.clear()
+    phase.current.name = phase.SETUP
     with signals.handling(), _deterministic(trainer):
         try:
             trainer.connect(job)

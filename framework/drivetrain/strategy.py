@@ -324,11 +324,17 @@ class Strategy:
         """Bytes and messages of the gradients: ``bytes_sent``, ``bytes_dense`` (uncompressed), ``messages``."""
         return {}
 
+    def exposed_communication(self) -> float | None:
+        """Seconds of a backward pass in which this rank only waited for gradients, mean since training began; None
+        where the engine does not tell."""
+        return None
+
     def finish(self) -> None:
         """The stage's loop has ended in order: ranks that serve can be let go."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""
+        self.communicator.close()
         if self.job.world_size > 1:
             destroy_process_group(failed=error is not None)
 

@@ -18,6 +18,7 @@ from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.comm import phase
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
@@ -338,7 +339,8 @@ class Trainer(TrainerState):
         if self.lightning_module is None:
             raise ConfigurationError("save_checkpoint needs a module: call fit first.")
         clock = perf_counter()
-        snapshot.write(self, filepath, bool(weights_only))
+        with phase.during(phase.CHECKPOINT):
+            snapshot.write(self, filepath, bool(weights_only))
         self.timing.add("checkpoint", clock)
 
     def print(self, *args: Any, **kwargs: Any) -> None:

@@ -75,6 +75,8 @@ class BucketAverage:
         self.error: BaseException | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
+        self._passes = 0
+        self._exposed = self._ready = self._finished = 0.0
         self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._loop, name="drivetrain gradient buckets", daemon=True)
         self._thread.start()
@@ -99,7 +101,12 @@ class BucketAverage:
             raise CommunicationError(
                 f"gradients came for a closed {type(self).__name__}: close it after the last backward."
             )
-        self._note(index, "ready")
+        now = time.monotonic()
+        if index == 0:
+            self._passes += 1
+            self._exposed += max(0.0, self._finished - self._ready)
+        self._ready = now
+        self._note(index, "ready", now)
         future: Future[torch.Tensor]
         filled = None
         if bucket.is_cuda:
@@ -114,6 +121,14 @@ class BucketAverage:
     def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
         """The mean over ranks of the flat tensor ``bucket``, in its shape and dtype; runs in the thread."""
         raise NotImplementedError
+
+    def exposed_seconds(self) -> float | None:
+        """Mean over the backward passes of the time from when the last bucket was filled to when the last average was
+        there: what communication was not hidden behind computing. None before the first pass, and on a device, whose
+        time the host does not see."""
+        if not self._passes or self.communicator.device.type != "cpu":
+            return None
+        return (self._exposed + max(0.0, self._finished - self._ready)) / self._passes
 
     def raise_if_failed(self) -> None:
         """Raise the first error of the thread, of its own type, if there was one."""
@@ -165,14 +180,15 @@ class BucketAverage:
             job.future.set_result(self._reduced(job))
 
     def _reduced(self, job: _Job) -> torch.Tensor:
-        self._note(job.number, "started")
+        self._note(job.number, "started", time.monotonic())
         averaged = self.average(job.number, job.bucket)
-        self._note(job.number, "finished")
+        self._finished = time.monotonic()
+        self._note(job.number, "finished", self._finished)
         return averaged
 
-    def _note(self, index: int, what: str) -> None:
+    def _note(self, index: int, what: str, now: float) -> None:
         if self.trace is not None:
-            self.trace.append(Event(index, what, time.monotonic()))
+            self.trace.append(Event(index, what, now))
 
 
 class ScheduledAllReduce(BucketAverage):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SETUP = "setup"
+SETUP = "setup"  # and whatever comes before the first step
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER = "optimizer"

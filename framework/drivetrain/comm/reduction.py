@@ -40,9 +40,9 @@ NATIVE_OPS = {
     "product": dist.ReduceOp.PRODUCT,
 }
 OPS = ("sum", "average", "min", "max", "product")
-_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_COMPLEX = (torch.complex64, torch.complex128)
-_INTEGER = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_COMPLEX = frozenset({torch.complex64, torch.complex128})
+_FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16}) | _COMPLEX
+_KNOWN = _FLOATING | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 
 Run = Callable[[torch.Tensor, str], None]  # reduces a flat tensor in place, in its own dtype
 Rows = Callable[[torch.Tensor], torch.Tensor | None]  # all ranks' flat int64 tensors as rows, where they are needed
@@ -196,9 +196,9 @@ def require(op: str, dtype: torch.dtype, operation: str) -> None:
     """Raise where ``op`` of ``dtype`` is not defined; before anything is sent, so on every rank alike."""
     if op not in OPS:
         raise CommunicationError(f"{operation} knows no op {op!r}: {nearest(op, OPS)}; use one of {', '.join(OPS)}.")
-    if dtype not in (*_REAL, *_COMPLEX, *_INTEGER, torch.bool):
+    if dtype not in _KNOWN:
         raise CommunicationError(f"{operation} cannot reduce {dtype}: convert it to a float or integer of torch's.")
-    if op == "average" and dtype not in (*_REAL, *_COMPLEX):
+    if op == "average" and dtype not in _FLOATING:
         raise CommunicationError(f"the average of {dtype} is not exact: use op='sum', or a float tensor.")
     if dtype in _COMPLEX and op not in ("sum", "average"):
         raise CommunicationError(f"the {op} of {dtype} is not defined over ranks: reduce real and imaginary parts.")
@@ -227,7 +227,7 @@ def reduced(
             what fits on one rank may not fit on another.
     """
     dtype = flat.dtype
-    if dtype in _REAL or dtype in _COMPLEX:
+    if dtype in _FLOATING:
         early = op == "average" and dtype == torch.float16
         if early:
             flat.div_(comm.world_size)

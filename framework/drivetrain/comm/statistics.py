@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ class _Timing:
 
     start: Any
     end: Any
-    places: tuple[Traffic, ...]
+    places: Iterable[Traffic]
     payload: int = 0
 
 
@@ -106,34 +107,47 @@ class Statistics:
 
     def finish(self, operation: str, started: Any, bytes_sent: int, messages: int, payload: int = 0) -> None:
         """Add one call of ``operation`` that began at ``started``."""
-        if isinstance(started, float):
-            seconds = perf_counter() - started
-            self.record(operation, bytes_sent=bytes_sent, messages=messages, seconds=seconds, payload=payload)
+        if type(started) is float:
+            self._add(operation, bytes_sent, messages, perf_counter() - started, payload)
             return
         import torch
 
         end = torch.cuda.Event(enable_timing=True)
         end.record()
-        places = self.record(operation, bytes_sent=bytes_sent, messages=messages)
+        places = self._add(operation, bytes_sent, messages, 0.0, 0)
         self._pending.append(_Timing(started, end, places, payload))
         if len(self._pending) % _PENDING == 0:
             self._settle()
 
     def record(
         self, operation: str, *, bytes_sent: int = 0, messages: int = 0, seconds: float = 0.0, payload: int = 0
-    ) -> tuple[Traffic, ...]:
-        """Add one call of ``operation``; returns where it was added."""
+    ) -> None:
+        """Add one call of ``operation``."""
+        self._add(operation, bytes_sent, messages, seconds, payload)
+
+    def _add(self, operation: str, bytes_sent: int, messages: int, seconds: float, payload: int) -> Iterable[Traffic]:
+        """Add one call of ``operation``; returns where it was added. Written out: every operation pays for it."""
         traffic = self.operations.get(operation)
         if traffic is None:
             traffic = self.operations.setdefault(operation, Traffic())
-        traffic.add(1, bytes_sent, messages, seconds, payload)
+        traffic.calls += 1
+        traffic.bytes_sent += bytes_sent
+        traffic.messages += messages
+        traffic.seconds += seconds
+        traffic.payload += payload
         if not self.profiling:
             return (traffic,)
-        rows = self.phases.setdefault(phase.current.name, {})
+        rows = self.phases.get(phase.current.name)
+        if rows is None:
+            rows = self.phases.setdefault(phase.current.name, {})
         detail = rows.get(operation)
         if detail is None:
             detail = rows.setdefault(operation, Traffic())
-        detail.add(1, bytes_sent, messages, seconds, payload)
+        detail.calls += 1
+        detail.bytes_sent += bytes_sent
+        detail.messages += messages
+        detail.seconds += seconds
+        detail.payload += payload
         return traffic, detail
 
     def _settle(self) -> None:

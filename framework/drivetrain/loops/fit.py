@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain.checkpoint import rng
+from drivetrain.comm import phase
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
@@ -210,6 +211,7 @@ class FitLoop:
     def _end_epoch(self, complete: bool) -> None:
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
+        phase.current.name = phase.BOUNDARY
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
@@ -291,6 +293,7 @@ class FitLoop:
                     self._early_end.passed = (self.epoch, step.index)
             if self.timing.on:
                 self.clock = perf_counter()
+            phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
             if not self.module.automatic_optimization:
                 self._manual(step)
@@ -370,7 +373,8 @@ class FitLoop:
         if args:
             kwargs["gradient"] = args[0]
         self.hooks("on_before_backward", loss)
-        self.strategy.backward(loss, micro.share, True, **kwargs)
+        with phase.during(phase.BACKWARD):
+            self.strategy.backward(loss, micro.share, True, **kwargs)
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
@@ -382,7 +386,8 @@ class FitLoop:
             return result[-1]
 
         before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
-        stepped = self.strategy.optimizer_step(optimizer, None if closure is None else kept, before)
+        with phase.during(phase.OPTIMIZER):
+            stepped = self.strategy.optimizer_step(optimizer, None if closure is None else kept, before)
         self._stepped = self._stepped or stepped
         return result[0] if result else None
 
@@ -458,6 +463,7 @@ class FitLoop:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
         where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
+        phase.current.name = phase.BOUNDARY
         clock = perf_counter()
         at_log = self._log_due()
         known = at_log or self.plateau_due

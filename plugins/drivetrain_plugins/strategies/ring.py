@@ -35,6 +35,9 @@ class Ring(DistributedDataParallelStrategy):
         sent = {"bytes_sent": statistics.bytes_sent, "messages": statistics.messages}
         return {**sent, "bytes_dense": statistics.bytes_sent}
 
+    def exposed_communication(self) -> float | None:
+        return super().exposed_communication() if self._all_reduce is None else self._all_reduce.exposed_seconds()
+
     def close(self, error: BaseException | None = None) -> None:
         if self._all_reduce is not None:
             self._all_reduce.close()
