@@ -47,9 +47,15 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Every strategy at every world size of :data:`SIZES` that it takes."""
-    every = (Cell(declaration, size) for declaration in declarations().values() for size in SIZES)
+    """Every strategy at every world size of :data:`SIZES` that it takes; presets of another are left to that one."""
+    own = [declaration for declaration in declarations().values() if declaration.preset_of is None]
+    every = (Cell(declaration, size) for declaration in own for size in SIZES)
     return [cell for cell in every if cell.takes()]
+
+
+def presets() -> list[Cell]:
+    """Every preset of another strategy once, on three workers."""
+    return [Cell(declaration, 3) for declaration in declarations().values() if declaration.preset_of is not None]
 
 
 def one_each() -> list[Cell]:

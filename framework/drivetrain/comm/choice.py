@@ -78,6 +78,12 @@ def choose(comm: Communicator, op: str, nbytes: int) -> str:
     return NATIVE if hosts is None or model is None else model.choose(nbytes, hosts)
 
 
+def inherit(child: Communicator, parent: Communicator) -> None:
+    """Let ``child``, of the same ranks, know what ``parent`` knows, without an exchange."""
+    if parent in _agreed:
+        _agreed[child] = _agreed[parent]
+
+
 def knows(comm: Communicator) -> bool:
     """Whether a choice can be other than the transport's own: there is a calibration for these ranks."""
     hosts, model = agreed(comm)
