@@ -4,55 +4,47 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from drivetrain.comm import measure
-from drivetrain.comm.calibration import NATIVE, Calibration, Hosts, place, stored
+from drivetrain.comm.calibration import NATIVE, Calibration, place, stored
 from drivetrain.comm.command import Parser, integers, topologies
 from drivetrain.comm.cost import bus_bandwidth
 from drivetrain.comm.units import parse_size, shown_rate, shown_size, shown_time
 from drivetrain.errors import ConfigurationError
+from drivetrain.launch import current_job
 
 SIZES = (1024, 8192, 65536, 2**19, 2**22, 2**24, 2**26)
 
 
-def calibrate(
-    workers: Sequence[int],
+def request(
     device: str = "cpu",
     names: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
     repeats: int = 11,
     seconds: float = 2.0,
-) -> Calibration | None:
-    """Measure the transport's own all-reduce and the topologies, and fit the model.
+) -> measure.Request:
+    """What a calibration measures on each number of ranks.
 
     Args:
-        workers: numbers of ranks, on processes of this machine; ``()``: the ranks of the job this process is in.
         device: ``"cpu"`` (Gloo) or ``"cuda"`` (NCCL).
         names: topologies; all that are registered where nothing is given.
         sizes: of the tensors in bytes.
         repeats: timings of each at most.
         seconds: for each size, about.
 
-    Returns:
-        None on ranks of a job other than 0.
-
     Raises:
-        ConfigurationError: a topology is unknown, or there are fewer GPUs than ranks.
-        MeasurementError: a rank failed.
+        ConfigurationError: a topology is unknown.
     """
     chosen = (NATIVE, *(topologies(None) if names is None else names))
-    request = measure.Request(measure.all_reduces, chosen, tuple(sizes), repeats, seconds, device)
-    if workers:
-        found = [measure.measure(request, count) for count in workers]
-    else:
-        here = measure.measure_here(request)
-        if here is None:
-            return None
-        found = [here]
-    return Calibration.of({one.hosts: by_algorithm(one.samples) for one in found})
+    return measure.Request(measure.all_reduces, chosen, tuple(sizes), repeats, seconds, device)
+
+
+def fitted(measured: Sequence[measure.Measured]) -> Calibration:
+    """The calibration from what :func:`request` measured."""
+    return Calibration.of({one.hosts: by_algorithm(one.samples) for one in measured})
 
 
 def by_algorithm(samples: Sequence[measure.Sample]) -> dict[str, dict[float, float]]:
@@ -61,18 +53,6 @@ def by_algorithm(samples: Sequence[measure.Sample]) -> dict[str, dict[float, flo
     for sample in samples:
         times.setdefault(sample.operation, {})[float(sample.size_bytes)] = sample.seconds
     return times
-
-
-def misses(calibration: Calibration, measured: Mapping[Hosts, Mapping[str, Mapping[float, float]]]) -> list[float]:
-    """By how much the bare model, uncorrected, misses each measured time of a topology, relative to it."""
-    found = []
-    for hosts, algorithms in measured.items():
-        for name, times in algorithms.items():
-            for size, took in times.items():
-                predicted = calibration.predict(name, size, hosts, corrected=False)
-                if name != NATIVE and predicted is not None:
-                    found.append(abs(predicted - took) / took)
-    return found
 
 
 # -- the commands ---------------------------------------------------------------------------------------------------
@@ -102,23 +82,20 @@ def calibrate_main(argv: Sequence[str]) -> int:
     if arguments.repeats < 1 or not arguments.seconds > 0:
         raise ConfigurationError("--repeats and --seconds must be above zero.")
     sizes = SIZES if arguments.sizes is None else sizes_of(arguments.sizes)
-    workers = () if in_job() else sorted(set(integers(arguments.workers, "--workers", 2)))
-    names = None if arguments.topologies is None else topologies(arguments.topologies)
-    made = calibrate(workers, arguments.device, names, sizes, arguments.repeats, arguments.seconds)
-    if made is None:
-        return 0
+    workers = sorted(set(integers(arguments.workers, "--workers", 2)))
+    wanted = [request(arguments.device, topologies(arguments.topologies), sizes, arguments.repeats, arguments.seconds)]
+    job = current_job()
+    if job is not None and job.world_size > 1:
+        found = measure.measure_here(wanted)
+        if job.rank > 0:
+            return 0
+    else:
+        found = [one for count in workers for one in measure.measure(wanted, count)]
+    made = fitted(found)
     path = arguments.output or place(arguments.device)
     made.save(path)
     print(f"{_described(made)}\nwritten to {path}")
     return 0
-
-
-def in_job() -> bool:
-    """Whether this process is one of several workers that a launcher started."""
-    from drivetrain.launch import current_job
-
-    job = current_job()
-    return job is not None and job.world_size > 1
 
 
 def sizes_of(text: str) -> list[int]:

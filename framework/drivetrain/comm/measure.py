@@ -79,14 +79,14 @@ class Measured(NamedTuple):
     samples: list[Sample]
 
 
-def measure(request: Request, world_size: int) -> Measured:
-    """Time ``request`` on ``world_size`` processes of this machine, started for it.
+def measure(requests: Sequence[Request], world_size: int) -> list[Measured]:
+    """Time ``requests``, all for one device, on ``world_size`` processes of this machine, started for it.
 
     Raises:
         MeasurementError: a rank failed; its own traceback is on standard error.
         ConfigurationError: there are fewer GPUs than ranks.
     """
-    if request.device == "cuda":
+    if requests[0].device == "cuda":
         import torch
 
         if torch.cuda.device_count() < world_size:
@@ -94,12 +94,12 @@ def measure(request: Request, world_size: int) -> Measured:
                 f"{world_size} ranks need as many GPUs, this machine has {torch.cuda.device_count()}: ask for fewer "
                 "workers or take --device cpu."
             )
-    samples: list[Sample] = run_ranks(_measure_rank, world_size, request)
-    return Measured((world_size,), samples)
+    found: list[list[Sample]] = run_ranks(_measure_rank, world_size, requests)
+    return [Measured((world_size,), samples) for samples in found]
 
 
-def measure_here(request: Request) -> Measured | None:
-    """Time ``request`` on the ranks of the job that this process belongs to; on rank 0 only, None on the others.
+def measure_here(requests: Sequence[Request]) -> list[Measured]:
+    """Time ``requests``, all for one device, on the ranks of the job that this process belongs to; the same on all.
 
     Raises:
         DrivetrainError: the job could not be joined.
@@ -113,18 +113,19 @@ def measure_here(request: Request) -> Measured | None:
     import torch
     import torch.distributed as dist
 
-    cuda = request.device == "cuda"
+    cuda = requests[0].device == "cuda"
     device = torch.device("cuda", job.local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        init_process_group(replace(job, accelerator=request.device, backend="nccl" if cuda else "gloo"), device=device)
+        init_process_group(
+            replace(job, accelerator=requests[0].device, backend="nccl" if cuda else "gloo"), device=device
+        )
     comm = groups.world()
     hosts = ranks_per_host(comm)
     if hosts is None:
         raise MeasurementError("the ranks of a host do not follow each other: number them host by host.")
-    samples = time_operations(comm, request)
-    return Measured(hosts, samples) if comm.is_master else None
+    return [Measured(hosts, time_operations(comm, request)) for request in requests]
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
@@ -196,15 +197,15 @@ def join_group(rank: int, world_size: int, folder: str, device: str) -> Communic
         rank=rank,
         world_size=world_size,
         timeout=timedelta(minutes=5),
-        device_id=place if device == "cuda" else None,
     )
     return Communicator(dist.group.WORLD, place)
 
 
-def _measure_rank(rank: int, world_size: int, folder: str, request: Request) -> list[Sample]:
+def _measure_rank(rank: int, world_size: int, folder: str, requests: Sequence[Request]) -> list[list[Sample]]:
     import torch.distributed as dist
 
-    samples = time_operations(join_group(rank, world_size, folder, request.device), request)
+    comm = join_group(rank, world_size, folder, requests[0].device)
+    samples = [time_operations(comm, request) for request in requests]
     with suppress(RuntimeError):  # what was measured is not lost to a peer that left first
         dist.destroy_process_group()
     return samples
