@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from drivetrain.comm import schedules
 from drivetrain.comm.cost import FORMAT, CostModel, Link, Measurement, Profile, fit, profile
 from drivetrain.errors import ConfigurationError
@@ -38,21 +40,19 @@ def place(device: str) -> Path:
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at rising sizes; between them, straight in the logarithms."""
+    """Values, all above zero, at rising sizes."""
 
     sizes: tuple[float, ...]
     values: tuple[float, ...]
 
-    def at(self, size: float) -> float:
-        """The value at ``size``; beyond the ends that of the end."""
-        sizes, values = self.sizes, self.values
-        if size <= sizes[0]:
-            return values[0]
-        for i in range(1, len(sizes)):
-            if size <= sizes[i]:
-                part = math.log(size / sizes[i - 1]) / math.log(sizes[i] / sizes[i - 1])
-                return values[i - 1] * (values[i] / values[i - 1]) ** part
-        return values[-1]
+    def ratio(self, size: float) -> float:
+        """A ratio at ``size``: straight in the logarithm of the size, and beyond the ends that of the end."""
+        return float(np.interp(math.log(size), np.log(self.sizes), self.values))
+
+    def time(self, size: float) -> float:
+        """A time at ``size``: straight in the size, as a latency and a bandwidth give it. Below the least size it is
+        that one's, above the largest it grows as the size."""
+        return float(np.interp(size, self.sizes, self.values)) * max(1.0, size / self.sizes[-1])
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ class Calibration:
         key = tuple(hosts)
         world = self.worlds.get(key)
         if name == NATIVE:
-            return None if world is None else _extended(world.native, size)
+            return None if world is None else world.native.time(size)
         seconds = self._modelled(self.model if world is None else world.model, name, size, key)
         if world is not None and corrected and name in world.corrections:
-            seconds *= world.corrections[name].at(size)
+            seconds *= world.corrections[name].ratio(size)
         return seconds
 
     def choose(self, size: int, hosts: Sequence[int]) -> str:
@@ -159,7 +159,7 @@ class Calibration:
         world = self.worlds.get(hosts)
         if world is None or sum(hosts) == 1 or not size:
             return NATIVE
-        best, least = NATIVE, _extended(world.native, size) * MARGIN
+        best, least = NATIVE, world.native.time(size) * MARGIN
         for name in world.corrections:
             seconds = self.predict(name, size, hosts)
             if seconds is not None and seconds < least:
@@ -251,11 +251,6 @@ def made_for(name: str, hosts: Sequence[int]) -> schedules.Schedule:
     """The schedule of topology ``name`` as communicators make it for these hosts: who shares a host matters where there
     are several."""
     return schedules.make(name, sum(hosts), hosts if len(hosts) > 1 else None)
-
-
-def _extended(curve: Curve, size: float) -> float:
-    """Beyond the largest size that was measured, time grows as the size."""
-    return curve.at(size) * max(1.0, size / curve.sizes[-1])
 
 
 def _curve(values: Mapping[float, float]) -> Curve:
