@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import random
 import shutil
 import statistics
 import tempfile
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 Operation = Callable[["torch.Tensor"], object]
 Operations = Callable[["Communicator", Sequence[str]], dict[str, Operation]]
 
-# Short operations are timed several at a time, and the budget decides how often within these bounds.
-_BATCH_SECONDS = 0.002
 _LEAST_REPEATS = 3
 
 
@@ -242,18 +241,20 @@ def time_operations(comm: Communicator, request: Request) -> list[Sample]:
         tensor = torch.zeros(elements, device=comm.device)
         for operation in operations.values():  # prepares buffers and connections
             operation(tensor)
+        # Short operations are timed several at a time, all equally many: each finds threads awake that a single one
+        # would have to wake.
+        count = 20 if size <= 2**16 else 5 if size <= 2**20 else 1
         # Agreed upon, since every rank must repeat equally often.
-        once = slowest([timed(operation, tensor, 1) for operation in operations.values()])
-        counts = [max(1, min(20, int(_BATCH_SECONDS / seconds))) for seconds in once]
-        round_seconds = sum(seconds * count for seconds, count in zip(once, counts, strict=True))
-        repeats = max(_LEAST_REPEATS, min(request.repeats, int(request.seconds / round_seconds)))
+        once = slowest([timed(operation, tensor, count) for operation in operations.values()])
+        repeats = max(_LEAST_REPEATS, min(request.repeats, int(request.seconds / (count * sum(once)))))
         times: list[list[float]] = [[] for _ in operations]
         order = list(enumerate(operations.values()))
-        for repeat in range(repeats):
-            # Start with another one each time, so that none always follows the same load.
-            shift = repeat % len(order)
-            for index, operation in order[shift:] + order[:shift]:
-                times[index].append(timed(operation, tensor, counts[index]))
+        # In another order each time, the same on all ranks, so that none always follows the same load.
+        shuffled = random.Random(0)
+        for _ in range(repeats):
+            shuffled.shuffle(order)
+            for index, operation in order:
+                times[index].append(timed(operation, tensor, count))
         for name, mine in zip(operations, times, strict=True):
             found = slowest(mine)
             samples.append(Sample(name, tensor.nbytes, statistics.median(found), min(found), repeats))
