@@ -59,6 +59,24 @@ def run_alone(fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
     return _run(lambda rank, world_size, *rest: fn(*rest), 1, args, timeout, group=False)[0]
 
 
+def run_job(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+    """Run ``fn(rank, world_size, *args)`` on ranks that another launcher seems to have started, as torchrun does: their
+    place is in the environment, and there is no process group.
+
+    Raises:
+        RankError: as :func:`run_ranks`.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def placed(rank: int, size: int, *rest: Any) -> Any:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in place.items()}})
+        return fn(rank, size, *rest)
+
+    return _run(placed, world_size, args, timeout, group=False)
+
+
 def _run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout: float, *, group: bool) -> list[Any]:
     if torch.get_num_threads() != 1:
         raise RuntimeError("forking ranks is only safe while torch computes with one thread; a test changed it")

@@ -12,6 +12,7 @@ COMMANDS = {
     "train": ("drivetrain.app:run", "train, validate, test or predict (the same as python train.py)"),
     "compare": ("drivetrain.compare:main", "compare two runs: loss curve, metrics, weights"),
     "support": ("drivetrain.support:main", "which strategies go with which precision, compression, clipping, ..."),
+    "doctor": ("drivetrain.doctor.command:main", "whether training works here, how fast ranks exchange, what to fix"),
     "bench": ("drivetrain.bench:main", "run a benchmark"),
 }
 

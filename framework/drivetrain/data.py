@@ -8,7 +8,10 @@ from typing import Any, Self
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain.data_hooks import DataHooks
+from drivetrain.data_partition import DataPartitioner
 from drivetrain.hyperparameters import HyperparametersMixin
+
+__all__ = ["DataModule", "DataPartitioner"]
 
 
 class DataModule(HyperparametersMixin, DataHooks):

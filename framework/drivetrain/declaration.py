@@ -125,6 +125,21 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Another algorithm under a strategy's name, which options choose; tests over the registry run it as well.
+
+    Attributes:
+        options: the fewest options that choose it.
+        implementation: as that of a :class:`Declaration`.
+        chosen: whether the filled-in options ask for it.
+    """
+
+    options: Mapping[str, Any]
+    implementation: str
+    chosen: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
 class Declaration:
     """A strategy as the registry knows it.
 
@@ -138,6 +153,7 @@ class Declaration:
         preset_of: registered name of a strategy of the same implementation from which this one differs in nothing but
             the value of an option that has tests of its own, so that tests over all strategies may let that one stand
             for both; ``None``: none does.
+        variants: by a word of their own, what options choose in place of ``implementation``.
     """
 
     name: str
@@ -147,10 +163,16 @@ class Declaration:
     support: Support = field(default_factory=Support)
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
     preset_of: str | None = None
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+
+    def implementation_for(self, options: Any) -> str:
+        """``"module:Class"`` of what runs under ``options``."""
+        chosen = (one.implementation for one in self.variants.values() if one.chosen(options))
+        return next(chosen, self.implementation)
 
     def build(self, options: Any) -> Any:
         """Import the implementation and return a strategy that has ``options``."""
-        module, _, name = self.implementation.partition(":")
+        module, _, name = self.implementation_for(options).partition(":")
         return getattr(importlib.import_module(module), name)(options, self.support)
 
 

@@ -18,9 +18,10 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
     return names
 
 
-def named_state(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """``{"state": {name: {...}}, "param_groups": [{..., "params": [names]}]}``; tensors are shared, not copied."""
-    names = parameter_names(module)
+def named_state(module: nn.Module, optimizer: Optimizer, names: dict[int, str] | None = None) -> dict[str, Any]:
+    """``{"state": {name: {...}}, "param_groups": [{..., "params": [names]}]}``; tensors are shared, not copied.
+    ``names`` where the optimizer's parameters are not those of ``module`` any more."""
+    names = parameter_names(module) if names is None else names
     packed = optimizer.state_dict()
     order = [p for group in optimizer.param_groups for p in group["params"]]
     by_index = {i: names.get(id(p), f"#{i}") for i, p in enumerate(order)}

@@ -57,6 +57,12 @@ class Precision:
         return True
 
     @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """The dtype that matrices are multiplied in where it is not that of the parameters: a strategy that gathers
+        weights right before they are used can send them in it."""
+        return None
+
+    @property
     def scales(self) -> bool:
         """Whether losses are scaled, so that the closure must run before the optimizer's own step."""
         return False

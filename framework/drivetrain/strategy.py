@@ -232,11 +232,12 @@ class Strategy:
         ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
 
         try:
-            if closure is None or self.precision.scales or calls_closure_once(optimizer):
+            once = self.precision.scales or not self.support.closures or calls_closure_once(optimizer)
+            if closure is None or once:
                 if closure is not None:
                     closure()
                 self._complete(optimizer, before_step)
-                return self.precision.step(optimizer, None)
+                return self._step(optimizer, None)
 
             def complete() -> Any:
                 with torch.enable_grad():
@@ -244,9 +245,13 @@ class Strategy:
                 self._complete(optimizer, before_step)
                 return result
 
-            return self.precision.step(optimizer, complete)
+            return self._step(optimizer, complete)
         except SkipStep:
             return False
+
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        """The optimizer's own step, and nothing else of the loop unless it is given a closure."""
+        return self.precision.step(optimizer, closure)
 
     def _complete(self, optimizer: Optimizer, before_step: Callable[[], None]) -> None:
         """After the last backward: the gradients' global and true values, then hooks and clipping."""

@@ -58,6 +58,7 @@ class FakeTrainer:
     max_epochs: int = 3
     log_every_n_steps: int = 2
     log_dir: Path | None = None
+    num_nodes: int = 1
     fast_dev_run: bool | int = False
     world_size: int = 1
     global_rank: int = 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from drivetrain.comm.__main__ import main
+from drivetrain.comm.check import check
 from drivetrain.comm.cost import CostModel, Link
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.schedules import names
@@ -85,6 +88,37 @@ def test_draw_as_text_and_image(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     image = tmp_path / "drawing.png"
     assert main(["draw", "hierarchical", "--workers", "5", "--hosts", "2,3", "--output", str(image)]) == 0
     assert image.read_bytes()[:4] == b"\x89PNG"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "collectives.md"
+BLOCKS = re.findall(
+    r"^```console\n\$ python -m drivetrain\.comm (.*)\n([\s\S]*?)\n```$", PAGE.read_text(), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("words", "shown"), [block for block in BLOCKS if not block[0].startswith("verify")])
+def test_the_documentation_shows_what_commands_print(
+    words: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines()]
+    assert printed == shown.splitlines()
+
+
+def test_the_documentation_verifies_every_algorithm() -> None:
+    (shown,) = [shown for words, shown in BLOCKS if words.startswith("verify")]
+    assert [line.split("  ")[0] for line in shown.splitlines()] == list(algorithms())
+    assert all(" proved for 134 world sizes" in line for line in shown.splitlines())
+
+
+def test_the_documentation_runs() -> None:
+    examples = re.findall(r"^```python\n([\s\S]*?)^```$", PAGE.read_text(), re.MULTILINE)
+    assert len(examples) == 2
+    places: dict[str, Any] = {}
+    for example in examples:
+        exec(example, places)
+    for world_size in (1, 2, 5):
+        assert check(places["star"](world_size)).rounds == 2 * (world_size - 1)
 
 
 @pytest.mark.parametrize(

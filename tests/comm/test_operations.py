@@ -12,7 +12,9 @@ import ranks
 import torch
 
 from drivetrain import registry
+from drivetrain.comm.choice import schedule_of
 from drivetrain.comm.communicator import CommunicationError, Communicator
+from drivetrain.errors import ConfigurationError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -61,7 +63,9 @@ def reductions(comm: Communicator, algorithms: list[str]) -> str:
                     continue
                 parts = [part(rank, shape, dtype) for rank in range(n)]
                 wanted = expected(op, parts)
-                for algorithm in algorithms:
+                # Topologies know nothing of shapes: each meets every op and every dtype, not all at once.
+                every = shape == (7,) and (op == "sum" or dtype in (torch.float32, torch.int32))
+                for algorithm in algorithms if every else algorithms[:1]:
                     mine = parts[comm.rank].clone()
                     result = comm.all_reduce(mine, op, algorithm)  # type: ignore[arg-type]
                     assert agree(result, wanted), (case, algorithm, result, wanted)
@@ -97,7 +101,9 @@ def movements(comm: Communicator) -> None:
 
             def same(found: torch.Tensor, r: int, wanted: list[torch.Tensor] = parts) -> None:
                 assert found.dtype == wanted[r].dtype and found.shape == wanted[r].shape
-                assert torch.equal(found.contiguous().view(-1).view(torch.uint8), wanted[r].view(-1).view(torch.uint8))
+                assert torch.equal(
+                    found.cpu().contiguous().view(-1).view(torch.uint8), wanted[r].view(-1).view(torch.uint8)
+                )
 
             mine = parts[rank].clone()
             assert comm.broadcast(mine, n - 1) is mine
@@ -121,13 +127,13 @@ def uneven(comm: Communicator) -> None:
     gathered = comm.gather(parts[rank], 0, uneven=True)
     assert (gathered is None) == (rank > 0)
     assert all(torch.equal(a, b) for a, b in zip(gathered or parts, parts, strict=True))
-    assert torch.equal(comm.scatter(parts if rank == n - 1 else None, n - 1), parts[rank])
+    assert torch.equal(comm.scatter(parts if rank == n - 1 else None, n - 1).cpu(), parts[rank])
     into = torch.empty(3, rank).t()
     assert comm.scatter(parts if rank == 0 else None, output=into) is into and torch.equal(into, parts[rank])
     # A tensor's rows, 2 n - 1 of them, are cut: every rank but the last gets two.
     rows = torch.arange(4.0 * n - 2).view(-1, 2)
     cuts = np.array_split(rows.numpy(), n)
-    assert np.array_equal(comm.scatter(rows if rank == 0 else None), cuts[rank])
+    assert np.array_equal(comm.scatter(rows if rank == 0 else None).cpu(), cuts[rank])
     arrived = comm.all_to_all(rows + rank, uneven=True)
     assert np.array_equal(arrived, np.concatenate([cuts[rank] + r for r in range(n)]))
     lists = comm.all_to_all([torch.full((rank + to,), 10.0 * rank + to) for to in range(n)], uneven=True)
@@ -266,6 +272,12 @@ def refused(comm: Communicator) -> None:
     for call, words in cases:
         with pytest.raises(CommunicationError, match=words):
             call()
+    with pytest.raises(ConfigurationError, match="did you mean 'ring'"):
+        comm.all_reduce(torch.ones(2), algorithm="rings")
+    with pytest.raises(CommunicationError, match=f"is for {n + 1} ranks"):
+        comm.all_reduce(torch.ones(2), algorithm=schedule_of("ring", n + 1))
+    own = schedule_of("ring", n)
+    assert comm.all_reduce([torch.ones(2), torch.ones(1)], "max", own)[1].tolist() == [1.0]
 
 
 def differing(comm: Communicator) -> list[str]:

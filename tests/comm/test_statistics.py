@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -15,9 +16,11 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm import phase
-from drivetrain.comm.communicator import Communicator, world
+from drivetrain.comm.communicator import Communicator
 from drivetrain.comm.statistics import Statistics, bus_factor
+from drivetrain.comm.world import join_world
 from drivetrain.launch import destroy_process_group
+from drivetrain_plugins.bench import profiling
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -101,6 +104,14 @@ def test_bytes_and_messages_of_each_operation() -> None:
     assert second == third == same | {"broadcast": (0, 0), "gather": (2400, 1), "scatter": (0, 0)}
 
 
+def test_the_benchmark_of_counting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert profiling.main(["--repeats", "1", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["operation_on_ns"] > 0 and row["on_share"] > row["mark_ns"] / 1e9
+    with pytest.raises(SystemExit):
+        profiling.main(["--operations", "0"])
+
+
 def of_the_job(comm: Communicator) -> list[Any]:
     """As a program under torchrun does it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -112,8 +123,8 @@ def of_the_job(comm: Communicator) -> list[Any]:
         "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(rank),
         "GROUP_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
-    joined = world()
-    again = world("again")
+    joined = join_world()
+    again = join_world()
     places = joined.by_host()  # the launcher says that each rank is a node
     found = [joined.rank, joined.world_size, joined.all_reduce(torch.tensor(1)).item(), again.rank, places.hosts]
     destroy_process_group()
@@ -122,7 +133,7 @@ def of_the_job(comm: Communicator) -> list[Any]:
 
 def test_the_world_of_a_job_without_a_trainer() -> None:
     assert ranks.run(of_the_job, 2) == [[0, 2, 2, 0, [0, 1]], [1, 2, 2, 1, [0, 1]]]
-    assert world().world_size == 1
+    assert join_world().world_size == 1
 
 
 def test_names_load_torch_when_they_are_used() -> None:
@@ -133,6 +144,6 @@ def test_names_load_torch_when_they_are_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     import drivetrain.comm
 
-    assert drivetrain.comm.Communicator is Communicator and "world" in dir(drivetrain.comm)
+    assert drivetrain.comm.Communicator is Communicator and "join_world" in dir(drivetrain.comm)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         drivetrain.comm.nothing  # noqa: B018

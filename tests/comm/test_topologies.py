@@ -64,6 +64,8 @@ def test_counts_of_the_literature_in_figures() -> None:
     assert count(halving_doubling(16)) == Counts(8, Fraction(30, 16))
     assert count(recursive_doubling(16)) == Counts(4, Fraction(4))
     assert count(halving_doubling(17)).rounds == 10
+    assert count(halving_doubling(16, "reduce_scatter")) == Counts(4, Fraction(15, 16))
+    assert count(halving_doubling(16, "all_gather")) == Counts(4, Fraction(15, 16))
     assert count(hierarchical(12, hosts=[4, 4, 4])) == Counts(2 * 3 + 2 * 2, Fraction(22, 12))
     assert count(chain(5, segments=7)).rounds == 10
 

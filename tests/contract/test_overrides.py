@@ -16,12 +16,17 @@ ENTRIES = [name for name, value in vars(Strategy).items() if callable(value) and
 
 def table() -> str:
     rows = ["| strategy | entries it overrides |", "|---|---|"]
+    implementations: dict[str, str] = {}
     for name, declaration in declarations().items():
-        module, _, cls = declaration.implementation.partition(":")
+        implementations[f"`{name}`"] = declaration.implementation
+        variants = declaration.variants.items()
+        implementations |= {f"`{name}`, {variant}": one.implementation for variant, one in variants}
+    for name, implementation in implementations.items():
+        module, _, cls = implementation.partition(":")
         bases = getattr(import_module(module), cls).__mro__
         own = bases[: bases.index(Strategy)]
         found = [f"`{entry}`" for entry in ENTRIES if any(entry in vars(one) for one in own)]
-        rows.append(f"| `{name}` | {', '.join(found) or 'none'} |")
+        rows.append(f"| {name} | {', '.join(found) or 'none'} |")
     return "\n".join(rows)
 
 

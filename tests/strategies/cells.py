@@ -15,6 +15,7 @@ class Cell:
 
     declaration: Declaration
     devices: int
+    variant: str = ""  # of the declaration's
 
     @property
     def name(self) -> str:
@@ -26,8 +27,14 @@ class Cell:
 
     @property
     def strategy(self) -> dict[str, Any]:
-        """What ``Trainer(strategy=...)`` gets: the options under which the run is exact, where there are any."""
-        return {"name": self.name, **(self.declaration.support.exact_with or {})}
+        """What ``Trainer(strategy=...)`` gets."""
+        return {"name": self.name, **self.options}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those under which the run is exact, where there are any, and those that choose the variant."""
+        chosen = self.declaration.variants[self.variant].options if self.variant else {}
+        return {**(self.declaration.support.exact_with or {}), **chosen}
 
     @property
     def precision(self) -> str:
@@ -35,7 +42,7 @@ class Cell:
 
     @property
     def plan(self) -> Plan:
-        options = self.declaration.options(**(self.declaration.support.exact_with or {}))
+        options = self.declaration.options(**self.options)
         return Plan(self.name, options, world_size=self.devices, precision=self.precision)
 
     def takes(self, **changes: Any) -> bool:
@@ -43,13 +50,19 @@ class Cell:
         return not conflicts(replace(self.plan, **changes), self.declaration)
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.devices}"
+        return "-".join([self.name, *([self.variant] if self.variant else []), str(self.devices)])
 
 
 def cells() -> list[Cell]:
-    """Every strategy at every world size of :data:`SIZES` that it takes; presets of another are left to that one."""
-    own = [declaration for declaration in declarations().values() if declaration.preset_of is None]
-    every = (Cell(declaration, size) for declaration in own for size in SIZES)
+    """Every strategy and its variants at every world size of :data:`SIZES` that they take; presets of another strategy
+    are left to that one."""
+    every = (
+        Cell(declaration, size, variant)
+        for declaration in declarations().values()
+        if declaration.preset_of is None
+        for variant in ("", *declaration.variants)
+        for size in SIZES
+    )
     return [cell for cell in every if cell.takes()]
 
 
@@ -59,9 +72,10 @@ def presets() -> list[Cell]:
 
 
 def one_each() -> list[Cell]:
-    """Every strategy once: with two workers, or as few more as it takes."""
-    found: dict[str, Cell] = {}
+    """Every strategy and variant once: with two workers, or as few more as it takes."""
+    found: dict[tuple[str, str], Cell] = {}
     for cell in cells():
-        if cell.name not in found or found[cell.name].devices == 1:
-            found[cell.name] = cell
+        key = cell.name, cell.variant
+        if key not in found or found[key].devices == 1:
+            found[key] = cell
     return list(found.values())

@@ -88,8 +88,11 @@ def test_resumed_in_mid_epoch(cell: Cell, tmp_path: Path) -> None:
 def _pairs() -> list[tuple[Cell, Cell]]:
     """Every strategy's checkpoint goes to the next two of the list, on other numbers of workers where they can."""
     every = one_each()
-    larger = {cell.name: cell for cell in cells()}
-    return [(cell, larger[every[(i + k) % len(every)].name]) for i, cell in enumerate(every) for k in (1, 2)]
+    larger = {(cell.name, cell.variant): cell for cell in cells()}
+    following = [[every[(i + k) % len(every)] for k in (1, 2)] for i in range(len(every))]
+    return [
+        (cell, larger[one.name, one.variant]) for cell, after in zip(every, following, strict=True) for one in after
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 def gpu_count() -> int:
     """Number of NVIDIA GPUs that torch would see, honouring ``CUDA_VISIBLE_DEVICES``; 0 where torch has no CUDA."""
-    return visible(_present(), os.environ.get("CUDA_VISIBLE_DEVICES")) if _torch_has_cuda() else 0
+    return visible(present(), os.environ.get("CUDA_VISIBLE_DEVICES")) if _torch_has_cuda() else 0
 
 
 def visible(present: int, mask: str | None) -> int:
@@ -27,7 +27,8 @@ def visible(present: int, mask: str | None) -> int:
     return count
 
 
-def _present() -> int:
+def present() -> int:
+    """Number of NVIDIA GPUs of this machine, whatever torch can use."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

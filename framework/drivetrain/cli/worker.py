@@ -308,8 +308,9 @@ def preload(config: Mapping[str, Any]) -> None:
         ConfigurationError: a callback or logger does not take an argument it is given.
     """
     importlib.import_module("drivetrain.trainer")
-    declaration = registry.load("strategies", config["strategy"]["name"])
-    importlib.import_module(declaration.implementation.partition(":")[0])
+    given = dict(config["strategy"])
+    declaration = registry.load("strategies", given.pop("name"))
+    importlib.import_module(declaration.implementation_for(declaration.options(**given)).partition(":")[0])
     registry.load("precisions", config["precision"]["name"])
     registry.load("compressors", config["compression"]["name"]).preload()
     checkpoint = {key: value for key, value in (config.get("checkpoint") or {}).items() if key != "dir"}

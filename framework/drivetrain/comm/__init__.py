@@ -1,7 +1,7 @@
 """Communication: process groups, collectives as data, their proof and their execution.
 
-Nothing is imported here until a name is used, so that what describes, proves, plays and costs collectives stays free of
-torch.
+Nothing is imported here, so that what describes, proves, plays and costs collectives stays free of torch; the names
+below are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -10,19 +10,32 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drivetrain.comm.communicator import ByHost as ByHost
-    from drivetrain.comm.communicator import CommunicationError as CommunicationError
     from drivetrain.comm.communicator import Communicator as Communicator
-    from drivetrain.comm.communicator import PeerLost as PeerLost
-    from drivetrain.comm.communicator import world as world
+    from drivetrain.comm.failures import CommunicationError as CommunicationError
+    from drivetrain.comm.failures import PeerLost as PeerLost
+    from drivetrain.comm.gradients import aggregate_gradients as aggregate_gradients
+    from drivetrain.comm.groups import ByHost as ByHost
+    from drivetrain.comm.synchronize import synchronize_model as synchronize_model
+    from drivetrain.comm.world import join_world as join_world
+    from drivetrain.comm.world import world_communicator as world_communicator
 
-__all__ = ["ByHost", "CommunicationError", "Communicator", "PeerLost", "world"]
+_HOMES = {
+    "ByHost": "groups",
+    "CommunicationError": "failures",
+    "Communicator": "communicator",
+    "PeerLost": "failures",
+    "aggregate_gradients": "gradients",
+    "join_world": "world",
+    "synchronize_model": "synchronize",
+    "world_communicator": "world",
+}
+__all__ = [*_HOMES]  # noqa: PLE0604  (they are strings)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'drivetrain.comm' has no attribute {name!r}")
-    return getattr(importlib.import_module("drivetrain.comm.communicator"), name)
+    return getattr(importlib.import_module(f"drivetrain.comm.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -42,7 +42,11 @@ def barrier(comm: Communicator, timeout: float | None) -> None:
 def store(comm: Communicator) -> Any:
     """The key-value store of the communicator's group."""
     assert comm.group is not None
-    return comm.group.get_group_store()
+    own = getattr(comm.group, "get_group_store", None)
+    if own is not None:
+        return own()
+    # Before torch had a store for each group: the job's, and there a place for the group.
+    return dist.PrefixStore(comm.group.group_name, dist.distributed_c10d._get_default_store())
 
 
 def _mark(rank: int) -> str:

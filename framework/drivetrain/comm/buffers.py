@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 Array = torch.Tensor | np.ndarray
 
-# What transports move and reduce; everything else is moved as bytes.
+# What all transports move; everything else is moved as bytes.
 NATIVE = {
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool,
 }  # fmt: skip
 

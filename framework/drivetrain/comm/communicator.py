@@ -24,12 +24,13 @@ from drivetrain.comm import arrival, collectives, groups, plain, point_to_point,
 from drivetrain.comm.any_source import Arrivals
 from drivetrain.comm.choice import schedule_of
 from drivetrain.comm.failures import CommunicationError, PeerLost
-from drivetrain.comm.groups import ByHost, world
+from drivetrain.comm.groups import ByHost
 from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
 from drivetrain.comm.reduction import NATIVE_OPS, ReduceOp, native
+from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.statistics import Statistics
 
-__all__ = ["ByHost", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp", "world"]
+__all__ = ["ByHost", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
 
 Algorithm = Literal["auto", "native", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"]
 CHECK = "DRIVETRAIN_CHECK_COLLECTIVES"
@@ -145,7 +146,7 @@ class Communicator:
         return collectives.all_to_all(self, parts, uneven)
 
     # -- collectives that compute -------------------------------------------------------------------------------
-    def all_reduce(self, tensor: Any, op: ReduceOp = "sum", algorithm: Algorithm | str = "auto") -> Any:
+    def all_reduce(self, tensor: Any, op: ReduceOp = "sum", algorithm: Algorithm | str | Schedule = "auto") -> Any:
         """Combine ``tensor`` over all ranks, in place on every rank; returns it. What happens to integers and bools
         is in :mod:`drivetrain.comm.reduction`: a sum that does not fit is returned as a new int64 tensor.
 
@@ -153,7 +154,7 @@ class Communicator:
             tensor: equal in shape and dtype on all ranks. A list is combined in one message for each dtype.
             op: sum, average, min, max or product.
             algorithm: ``"native"`` is the transport's own, ``"auto"`` the one expected to be fastest; else the name of
-                a registered topology.
+                a registered topology, or a schedule (one that knows this group's hosts, say), equal on all ranks.
 
         Raises:
             CommunicationError: ``op`` is unknown or not defined for the dtype; a result is beyond int64.

@@ -126,6 +126,13 @@ def halving_doubling_counts(n: int) -> Counts:
     return Counts(2 * _floor_log2(n) + 2 * folded, Fraction(2 * (power - 1), power) + folded)
 
 
+def halving_counts(n: int) -> Counts:
+    """Reduce-scatter: log2 N rounds and (N - 1) / N of the tensor; else 2 rounds more than the next lower power of two,
+    in one of which a folded rank sends the whole tensor."""
+    folded = n & n - 1 != 0
+    return Counts(_floor_log2(n) + 2 * folded, Fraction(1) if folded else Fraction(n - 1, n))
+
+
 def level_counts(levels: Sequence[int]) -> Counts:
     """Hierarchical: 2 (g - 1) rounds for each level of g, and 2 (N - 1) / N of the tensor (Cho and others, 2019)."""
     n = math.prod(levels)

@@ -1,17 +1,15 @@
-"""Communicators made from others: of given ranks, by colour, by host; and the one of the whole job."""
+"""Communicators made from others: of given ranks, by colour, by host."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from drivetrain.comm.failures import CommunicationError
-from drivetrain.launch import current_job, init_process_group
+from drivetrain.launch import current_job
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -90,32 +88,3 @@ def host_name() -> str:
     """What tells this host from the job's others: the number that the launcher gave it, else its name."""
     job = current_job()
     return f"node {job.node_rank}" if job is not None and job.num_nodes > 1 else socket.gethostname()
-
-
-def world(label: str = "world") -> Communicator:
-    """The communicator of all ranks of this process's job, under torchrun, srun, mpirun or a Trainer.
-
-    Joins the job if nobody has: with NCCL where every rank has a GPU, else with Gloo. Who joined destroys the process
-    group when the process is about to end (``drivetrain.launch.destroy_process_group``). A process that belongs to no
-    job is a world of one rank.
-
-    Raises:
-        ConfigurationError: the launcher's variables are ill-formed, or the job could not be joined.
-    """
-    from drivetrain.comm.communicator import Communicator
-
-    if not dist.is_initialized():
-        job = current_job()
-        if job is None or job.world_size == 1:
-            return Communicator(None, label=label)
-        device = torch.device("cpu")
-        if torch.cuda.device_count() >= job.local_world_size > 0:
-            job = replace(job, accelerator="cuda", backend="nccl")
-            device = torch.device("cuda", job.local_rank)
-        init_process_group(job, device=device)
-    group = dist.group.WORLD
-    assert group is not None
-    device = torch.device("cpu")
-    if dist.get_backend(group) == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
-    return Communicator(group, device, label)

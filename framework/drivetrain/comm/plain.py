@@ -146,8 +146,8 @@ def send_object(comm: Communicator, data: Any, destination: int, tag: int) -> No
     started = comm.statistics.start()
     length = torch.tensor([len(message)], dtype=torch.int64, device=comm.device)
     first, second = _tags(comm, tag)
-    exchange(comm, [(destination, length)], [], first)
-    exchange(comm, [(destination, _bytes(comm, message))], [], second)
+    exchange(comm, [(destination, length)], [], first, everyone=False)
+    exchange(comm, [(destination, _bytes(comm, message))], [], second, everyone=False)
     comm.statistics.finish("object", started, len(message) + 8, 2, len(message) + 8)
 
 
@@ -161,9 +161,9 @@ def recv_object(comm: Communicator, source: int | None, tag: int) -> Any:
     else:
         comm.peer_group(source)
         if not comm.arrivals.take_from(source, first, length):
-            exchange(comm, [], [(source, length)], first)
+            exchange(comm, [], [(source, length)], first, everyone=False)
     message = torch.empty(int(length), dtype=torch.uint8, device=comm.device)
-    exchange(comm, [], [(source, message)], second)
+    exchange(comm, [], [(source, message)], second, everyone=False)
     comm.last_source = source
     comm.statistics.finish("object", started, 0, 0, int(length) + 8)
     return decode(message.cpu().numpy().tobytes())

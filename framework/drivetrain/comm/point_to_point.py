@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm.buffers import NATIVE, Flat, tensor_of
+from drivetrain.comm.buffers import NATIVE, Flat, as_bytes, tensor_of
 from drivetrain.comm.failures import CommunicationError, lost
 
 if TYPE_CHECKING:
@@ -20,7 +20,15 @@ HEADER_TAG, PAYLOAD_TAG, ABORT_TAG = FIRST_OWN_TAG, FIRST_OWN_TAG + 1, 2**30
 SCHEDULE_TAGS = FIRST_OWN_TAG + 2  # schedules number their messages from here on
 OBJECT_TAGS = FIRST_OWN_TAG + 2**20  # a user's tag for an object has two messages from here on
 
-_DTYPES = [*sorted(NATIVE, key=str), torch.int16, torch.uint16, torch.uint32, torch.uint64]
+_DTYPES = [
+    *sorted(NATIVE, key=str),
+    torch.complex64,
+    torch.complex128,
+    torch.int16,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 _DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 _DIMENSIONS = 10
 
@@ -84,7 +92,7 @@ def irecv(comm: Communicator, value: Any, source: int, tag: int) -> Handle:
 def _posted(comm: Communicator, peer: int, post: Any, flat: torch.Tensor, tag: int) -> dist.Work:
     """The work of a message that was handed to the transport, which may know already that the peer is gone."""
     try:
-        return post([flat], peer, tag)
+        return post([as_bytes(flat)], peer, tag)
     except RuntimeError as error:
         raise lost(comm.rank, peer, comm.label, error) from error
 
@@ -126,8 +134,22 @@ def recv(comm: Communicator, value: Any, source: int | None, tag: int) -> Any:
     return flat.land()
 
 
-def exchange(comm: Communicator, sends: Sequence[Message], receives: Sequence[Message], tag: int = PAYLOAD_TAG) -> None:
+def exchange(
+    comm: Communicator,
+    sends: Sequence[Message],
+    receives: Sequence[Message],
+    tag: int = PAYLOAD_TAG,
+    *,
+    everyone: bool = True,
+) -> None:
     """Send and receive all messages at once, in place; empty ones are left out on both sides.
+
+    Args:
+        comm: the ranks.
+        sends: what goes to whom.
+        receives: what comes from whom.
+        tag: of all these messages.
+        everyone: whether all ranks of the group take part, as a device's batch demands of a group's first operation.
 
     Raises:
         PeerLost: a rank is gone.
@@ -137,10 +159,10 @@ def exchange(comm: Communicator, sends: Sequence[Message], receives: Sequence[Me
     receives = [message for message in receives if message[1].numel()]
     if group is None or not (sends or receives):
         return
-    if comm.device.type != "cpu":
+    if comm.device.type != "cpu" and everyone:
         # One batch: single transfers would wait for each other on a device.
-        operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
-        operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
+        operations = [dist.P2POp(dist.isend, as_bytes(tensor), group=group, group_peer=peer) for peer, tensor in sends]
+        operations += [dist.P2POp(dist.irecv, as_bytes(into), group=group, group_peer=peer) for peer, into in receives]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
         return

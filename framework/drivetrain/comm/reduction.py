@@ -27,6 +27,7 @@ from drivetrain.comm.buffers import Flat, cut, joined, refuse_read_only, same_ki
 from drivetrain.comm.choice import choose
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.comm.point_to_point import exchange
+from drivetrain.comm.schedule import Schedule
 from drivetrain.errors import nearest
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ Rows = Callable[[torch.Tensor], torch.Tensor | None]  # all ranks' flat int64 te
 
 
 # -- the operations -------------------------------------------------------------------------------------------------
-def all_reduce(comm: Communicator, value: Any, op: str, algorithm: str) -> Any:
+def all_reduce(comm: Communicator, value: Any, op: str, algorithm: str | Schedule) -> Any:
     """See :meth:`drivetrain.comm.Communicator.all_reduce`."""
     values = value if isinstance(value, list | tuple) else [value]
     for each in values:
         require(op, tensor_of(each).dtype, "all_reduce")
         refuse_read_only(each)
     if comm.check:
-        comm.agree("all_reduce", value, op=op, algorithm=algorithm)
+        comm.agree("all_reduce", value, op=op, algorithm=algorithm if isinstance(algorithm, str) else algorithm.name)
 
     def run(flat: torch.Tensor, how: str) -> None:
         all_reduce_flat(comm, flat, how, algorithm)
@@ -317,14 +318,15 @@ def _overflow(op: str, comm: Communicator) -> CommunicationError:
 
 
 # -- the transport --------------------------------------------------------------------------------------------------
-def all_reduce_flat(comm: Communicator, flat: torch.Tensor, op: str, algorithm: str) -> None:
-    """Reduce the flat contiguous tensor in place, in its own dtype, by the algorithm named: sum, product, min or max;
-    ``"native"``, ``"auto"`` or a topology."""
-    name = choose(comm, "all_reduce", flat.nbytes) if algorithm == "auto" else algorithm
-    if name != "native":
+def all_reduce_flat(comm: Communicator, flat: torch.Tensor, op: str, algorithm: str | Schedule) -> None:
+    """Reduce the flat contiguous tensor in place, in its own dtype, by the algorithm named (``"native"``, ``"auto"`` or
+    a topology) or by a schedule; ``op`` is sum, product, min or max."""
+    if algorithm == "auto":
+        algorithm = choose(comm, "all_reduce", flat.nbytes)
+    if algorithm != "native":
         from drivetrain.comm import execute
 
-        execute.run(comm.schedule(name), flat, comm, op)
+        execute.run(comm.schedule(algorithm) if isinstance(algorithm, str) else algorithm, flat, comm, op)
         return
     if comm.group is None or not flat.numel():
         return

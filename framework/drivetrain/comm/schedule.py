@@ -72,7 +72,8 @@ class Messages:
     ) -> Messages:
         """Messages of one ``op``; a number stands for all. Messages of no chunk (``count`` 0) are left out."""
         size = len(source)
-        made = cls(source, destination, _column(chunk, size), _column(count, size), np.full(size, op == "add"))
+        source, destination, chunk, count = (_column(values, size) for values in (source, destination, chunk, count))
+        made = cls(source, destination, chunk, count, np.full(size, op == "add"))
         return made if made.count.all() else made.select(made.count != 0)
 
     @classmethod
@@ -121,7 +122,7 @@ class Messages:
 
 
 def _column(value: Integers | int, size: int) -> Integers:
-    return np.full(size, value, np.int64) if isinstance(value, int) else value
+    return np.full(size, value, np.int64) if isinstance(value, int) else np.asarray(value, np.int64)
 
 
 Side = Callable[[Integers], Messages]

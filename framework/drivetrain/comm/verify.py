@@ -59,7 +59,7 @@ VARIANTS = {
     "hierarchical of prime levels": Algorithm(
         lambda n: hierarchical(n, levels=_prime_factors(n)), lambda n: counts.level_counts(_prime_factors(n))
     ),
-    "halving reduce_scatter": Algorithm(lambda n: halving_doubling(n, "reduce_scatter")),
+    "halving reduce_scatter": Algorithm(lambda n: halving_doubling(n, "reduce_scatter"), counts.halving_counts),
     "doubling all_gather": Algorithm(lambda n: halving_doubling(n, "all_gather")),
     "tree reduce": Algorithm(lambda n: tree(n, "reduce", _root(n)), counts.tree_reduce_counts),
     "tree broadcast": Algorithm(lambda n: tree(n, "broadcast", _root(n)), counts.tree_broadcast_counts),
@@ -110,6 +110,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns 1 if an algorithm failed."""
+    from rich.console import Console
     from rich.progress import Progress
 
     arguments = parser().parse_args(list(argv))
@@ -120,7 +121,8 @@ def main(argv: Sequence[str]) -> int:
     chosen = _chosen(arguments.only)
     width = max(map(len, chosen))
     failed = 0
-    with Progress(transient=True) as progress:
+    console = Console()
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("proving", total=len(chosen) * len(sizes))
         for name, algorithm in chosen.items():
             started = time.perf_counter()
@@ -138,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
                     f"proved for {len(sizes)} world sizes, {literature}; at {sizes[-1]} ranks {found.rounds} rounds, "
                     f"{float(found.share):.4g} of the tensor per rank ({time.perf_counter() - started:.1f} s)"
                 )
-            progress.console.print(f"{name:<{width}}  {line}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name:<{width}}  {line}", highlight=False, markup=False, soft_wrap=True)
     return 1 if failed else 0
 
 

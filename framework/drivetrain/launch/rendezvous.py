@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import stores
+from drivetrain.launch.interfaces import interface_towards
 from drivetrain.launch.job import Job
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
 
     if dist.is_initialized():
         raise ConfigurationError("the default process group exists already: destroy it before another job is joined")
-    _use_loopback(job)
+    _choose_interface(job)
     bound = device if device is not None and device.type == "cuda" else None
     if bound is not None:
         torch.cuda.set_device(bound)
@@ -126,11 +127,18 @@ def _open_store(job: Job) -> tuple[Store, bool]:
     return store, False
 
 
-def _use_loopback(job: Job) -> None:
-    """On one host Gloo need not resolve the host's name, nor listen where others can connect."""
-    if job.num_nodes == 1 and INTERFACE not in os.environ and "lo" in (name for _, name in socket.if_nameindex()):
+def _choose_interface(job: Job) -> None:
+    """Gloo itself would resolve the host's name, which may have no address, or one that others cannot reach. On one
+    host it need not listen where others can connect."""
+    if INTERFACE in os.environ:
+        return
+    if job.num_nodes == 1:
+        chosen = "lo" if "lo" in (name for _, name in socket.if_nameindex()) else None
+    else:
+        chosen = interface_towards(job.master_addr)
+    if chosen is not None:
         _joined.interface_set = True
-        os.environ[INTERFACE] = "lo"  # stays: groups that are made later read it too
+        os.environ[INTERFACE] = chosen  # stays: groups that are made later read it too
 
 
 def _say_goodbye() -> None:

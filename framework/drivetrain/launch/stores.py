@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 RETRY = 0.1  # seconds between two looks for a host that is not up yet
+SILENCE = 60.0  # seconds after which a connection that carries nothing any more is taken for cut
 ANSWER = 30.0  # seconds that a listening store may take to answer; one who listens there and is no store never does
 
 
@@ -84,7 +85,7 @@ def join(
             reason = error.strerror or str(error)
             time.sleep(min(left, RETRY))
             continue
-        store = _client(address, port, limit=max(0.1, min(left, ANSWER)), tick=tick)
+        store = _client(address, port, limit=max(0.1, min(left, ANSWER)), silence=min(timeout, SILENCE), tick=tick)
         if store is None:
             reason = "who listens there is no store of this job"
             time.sleep(RETRY)
@@ -93,8 +94,9 @@ def join(
         return store
 
 
-def _client(address: str, port: int, *, limit: float, tick: Callable[[], None]) -> TCPStore | None:
-    """A connected store, or ``None`` where whoever listens does not answer as one within ``limit`` seconds.
+def _client(address: str, port: int, *, limit: float, silence: float, tick: Callable[[], None]) -> TCPStore | None:
+    """A connected store, or ``None`` where whoever listens does not answer as one within ``limit`` seconds. Its
+    operations fail once nothing has come through for ``silence`` seconds.
 
     In a thread, because the store waits for the first answer without any limit; that wait is ended from outside.
     """
@@ -119,19 +121,39 @@ def _client(address: str, port: int, *, limit: float, tick: Callable[[], None]) 
             thread.join(RETRY)
     finally:
         if thread.is_alive():
-            _cut_connections(port, _descriptors() - former)
+            _each_connection(port, _descriptors() - former, lambda one: one.shutdown(socket.SHUT_RDWR))
             thread.join(RETRY)
+    _each_connection(port, _descriptors() - former, lambda one: _notice_silence(one, silence))
     return made[0] if made else None
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")} if os.path.isdir("/proc/self/fd") else set()
+    """Those that are open. That of the listing itself is not any more: the next connection may get its number."""
+    found = set()
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        with contextlib.suppress(OSError):
+            os.fstat(int(name))
+            found.add(int(name))
+    return found
 
 
-def _cut_connections(port: int, descriptors: set[int]) -> None:
-    """Shut those of ``descriptors`` that are connections to ``port``."""
+def _each_connection(port: int, descriptors: set[int], act: Callable[[socket.socket], None]) -> None:
+    """``act`` on those of ``descriptors`` that are connections to ``port``."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):  # not a socket, not connected, or closed meanwhile
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 if connection.getpeername()[1:2] == (port,):
-                    connection.shutdown(socket.SHUT_RDWR)
+                    act(connection)
+
+
+def _notice_silence(connection: socket.socket, seconds: float) -> None:
+    """A cable that is pulled, or a host without power, closes no connection: whoever waits for an answer would wait
+    for a quarter of an hour. Linux names; elsewhere the system's own patience stays."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    probes = 3
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 2)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 2 / probes)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(1000 * seconds)))

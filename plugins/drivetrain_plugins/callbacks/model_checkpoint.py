@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from drivetrain.callback import Callback
+from drivetrain.checkpoint.shared import refuse_unshared
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain_plugins.callbacks.checkpoint_name import EXTENSION, format_name
 from drivetrain_plugins.callbacks.monitor import check_mode, has_validation, missing, worst
@@ -202,6 +203,8 @@ class ModelCheckpoint(Callback):
                 f"checkpoints cannot be written to {self.dirpath} ({problem}): choose another dirpath or make it"
                 " writable."
             )
+        if trainer.num_nodes > 1 and not trainer.fast_dev_run:
+            refuse_unshared(Path(found[0]), trainer.communicator)
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         """Take up what a checkpoint said of the folder, as far as it is still there."""

@@ -4,7 +4,6 @@ with CURVE keys (elliptic-curve authentication and encryption, Bernstein's Curve
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +79,3 @@ class Listener:
         if self.guard is not None:
             self.guard.stop()
         self.context.term()
-
-
-def address_of_this_host(towards: str) -> str:
-    """The address by which ``towards`` can reach this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((towards, 9))  # sends nothing: only the route is looked up
-        return str(probe.getsockname()[0])

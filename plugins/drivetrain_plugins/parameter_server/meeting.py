@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drivetrain.launch import Job
+from drivetrain.launch.interfaces import address_towards
 from drivetrain_plugins.parameter_server.board import Board
 from drivetrain_plugins.parameter_server.client import Client
-from drivetrain_plugins.parameter_server.endpoint import Keys, Listener, address_of_this_host
+from drivetrain_plugins.parameter_server.endpoint import Keys, Listener
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def meet(
     if roles.serves:
         own = Keys.new() if encrypt else None
         allowed = {board.get(f"key of worker {rank}").encode() for rank in range(roles.workers)} if own else None
-        host = "127.0.0.1" if job.num_nodes == 1 else address_of_this_host(job.master_addr)
+        host = "127.0.0.1" if job.num_nodes == 1 else address_towards(job.master_addr)
         listener = Listener(host, own, allowed, largest)
         board.set(f"key of server {roles.index}", own.public.decode() if own is not None else "")
         board.set(f"server {roles.index}", listener.address)

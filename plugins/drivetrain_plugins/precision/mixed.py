@@ -80,6 +80,10 @@ class MixedPrecision(Precision):
     def convert_input(self, batch: Any) -> Any:
         return cast_floating(batch, torch.float32)
 
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return DTYPES[self.name]
+
     def forward_context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device_type, self.dtype)
 

@@ -6,7 +6,10 @@ tensors may meet in one module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +17,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
-from drivetrain.named_optimizer import load_named_state
+from drivetrain.errors import TrainingError
+from drivetrain.named_optimizer import load_named_state, named_state
+from drivetrain.precision import Precision
+from drivetrain_plugins.strategies.plain import Original
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -70,6 +76,86 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, 
 
 def _fits(value: Any, model: Tensor | None) -> bool:
     return isinstance(value, Tensor) and isinstance(model, Tensor) and value.shape == model.shape
+
+
+def state(
+    rest: dict[str, Any], module: nn.Module, optimizers: Sequence[Optimizer], original: Original | None
+) -> dict[str, Any]:
+    """``rest`` of a strategy's state with that of ``optimizers``, also after the module has been given back."""
+    names = None if original is None else original.names
+    return {**rest, "optimizers": [named_state(module, optimizer, names) for optimizer in optimizers]}
+
+
+def load_state(
+    module: nn.Module, precision: Precision, state: Mapping[str, Any], optimizers: Sequence[Optimizer], strict: bool
+) -> None:
+    """Restore what any strategy's ``state_dict`` gave."""
+    load_weights(module, state["module"], strict)
+    for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
+        load_optimizer(module, optimizer, saved)
+    if "precision" in state:
+        precision.load_state_dict(state["precision"])
+
+
+def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
+    """What ``optimizer`` steps, of all its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def scale(parameters: Iterable[nn.Parameter], factor: float | Tensor) -> None:
+    """Multiply every gradient; each rank sees to its own part."""
+    gradients = [local(p.grad) for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def clip(parameters: Iterable[nn.Parameter], bound: float, algorithm: str) -> Tensor | None:
+    """Clip by the global ``"norm"``, which is returned, or each entry by ``"value"``."""
+    if algorithm == "norm":
+        return clip_by_norm(parameters, bound)
+    clip_by_value(parameters, bound)
+    return None
+
+
+@contextmanager
+def stepping(optimizer: Optimizer) -> Iterator[None]:
+    """Around an optimizer's own step over DTensors: says so where it has operations that these do not know.
+
+    Raises:
+        TrainingError: it has; the first cause is attached.
+    """
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or not _of_dtensor(error):
+            raise
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise TrainingError(
+            f"{type(optimizer).__name__} cannot step parameters of which each rank holds a part ({reason}): use an"
+            " optimizer that works on each entry by itself, such as AdamW or SGD, or strategy=ddp."
+        ) from error
+
+
+def _of_dtensor(error: BaseException) -> bool:
+    """Whether ``error`` comes from torch's dispatch of DTensors."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return "DTensor" in str(error) or any("torch.distributed.tensor" in f.f_globals.get("__name__", "") for f in frames)
+
+
+class _Gathers(logging.Filter):
+    """Drops torch's advice on tensors that are cut twice along one dimension (shard x tensor): they are put together
+    by two gathers instead of one, for checkpoints only. What it warns of, other orders of summation, is not there: a
+    gather sums nothing."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "sequential all_gather operations" not in record.getMessage()
+
+
+def quiet_gathers() -> None:
+    """Install the filter in this process, once."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    if not any(isinstance(one, _Gathers) for one in logger.filters):
+        logger.addFilter(_Gathers())
 
 
 def clip_by_norm(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:

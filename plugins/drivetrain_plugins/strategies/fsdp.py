@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
+from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
+from drivetrain_plugins.strategies.dtensors import parameters_of
+from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.replicas import average_buffers
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -34,7 +38,8 @@ def blocks_of(module: nn.Module, wrap: str) -> list[nn.Module]:
 
     Args:
         wrap: class names with commas between, or ``auto``: the classes of the items of every ``ModuleList`` and of
-            every ``Sequential`` whose items have children of their own.
+            every ``Sequential`` whose items have children of their own. A module that shares a parameter with one
+            outside of it is left to what both are in.
 
     Raises:
         ConfigurationError: a class that is named is not in ``module``.
@@ -56,13 +61,44 @@ def blocks_of(module: nn.Module, wrap: str) -> list[nn.Module]:
             classes.add(known[name])
     lists = (nn.ModuleList, nn.ModuleDict)  # these are never called, so nothing would be gathered for them
     found = [one for one in module.modules() if type(one) in classes and not isinstance(one, lists)]
-    return [one for one in found[::-1] if any(True for _ in one.parameters())]
+    users = _users(module)
+    return [one for one in found[::-1] if any(True for _ in one.parameters()) and _keeps_to_itself(one, users)]
 
 
-def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> None:
-    """Replace the parameters of ``module`` by their shards, in place."""
+def _users(module: nn.Module) -> dict[int, set[int]]:
+    """Which modules hold a parameter as their own, by identities."""
+    users: dict[int, set[int]] = {}
+    for one in module.modules():
+        for parameter in one.parameters(recurse=False):
+            users.setdefault(id(parameter), set()).add(id(one))
+    return users
+
+
+def _keeps_to_itself(block: nn.Module, users: dict[int, set[int]]) -> bool:
+    """Whether no parameter of ``block`` is used outside of it: FSDP2 takes a tied parameter in one group only."""
+    inside = {id(one) for one in block.modules()}
+    return all(users[id(parameter)] <= inside for parameter in block.parameters())
+
+
+def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None = None) -> None:
+    """Replace the parameters of ``module`` by their shards, in place.
+
+    Args:
+        compute: the dtype that the blocks' weights are gathered in, None for their own. Gradients are reduced, and what
+            no block has is gathered, in the parameters' dtype: embeddings and norms at the ends lose nothing.
+    """
+    policy = MixedPrecisionPolicy()
+    if compute is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in blocks_of(module, wrap):
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+        if compute is not None and (vectors := _of_vectors(block)):
+            fully_shard(vectors, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    if not module.automatic_optimization:  # backward is run within the step, so what is called there is gathered for
+        for network in networks_of(module):
+            if not isinstance(network, FSDPModule):
+                fully_shard(network, mesh=mesh, reshard_after_forward=True)
+        return
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:
         if hasattr(module, name):
@@ -72,10 +108,50 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool) -> No
             getattr(module, name).__func__.__signature__ = signature
 
 
+def _of_vectors(block: nn.Module) -> list[nn.Module]:
+    """The modules in ``block`` that have vectors only, such as norms: what these do is not a product of matrices, so
+    autocast leaves it in the parameters' dtype, and so must who gathers them."""
+    return [
+        one
+        for one in block.modules()
+        if (own := [*one.parameters(recurse=False)])
+        and all(parameter.ndim < 2 for parameter in own)
+        and not any(isinstance(inner, FSDPModule) for inner in one.modules())
+        and one is not block
+    ]
+
+
+def networks_of(module: TrainModule) -> list[nn.Module]:
+    """The children of ``module`` that have parameters, those within lists and dictionaries one by one.
+
+    Raises:
+        ConfigurationError: some parameters are in none of them alone.
+    """
+    found, waiting = [], [*module.children()]
+    while waiting:
+        one = waiting.pop(0)
+        if isinstance(one, nn.ModuleList | nn.ModuleDict):
+            waiting += [*one.children()]
+        elif any(True for _ in one.parameters()):
+            found.append(one)
+    users = _users(module)
+    shared = [type(one).__name__ for one in found if not _keeps_to_itself(one, users)]
+    loose = [name for name, _ in module.named_parameters(recurse=False)]
+    if shared or loose:
+        raise ConfigurationError(
+            f"{type(module).__name__} steps its optimizer itself, so strategy=fsdp gathers each of its networks when it"
+            f" is called, and {' and '.join(loose or shared)} belong{'s' * (len(loose or shared) == 1)} to none of them"
+            " alone: hold what shares parameters in one network, or use strategy=ddp."
+        )
+    return found
+
+
 class FullySharded(Strategy):
     """With one worker nothing is cut."""
 
     mesh: DeviceMesh | None = None
+    original: Original | None = None  # of the module that is held in shards
+    _fits = False  # whether the ranks' running statistics part
     _weighted = False  # whether the window's losses came with weights of their own
     _reductions = 0
 
@@ -86,12 +162,20 @@ class FullySharded(Strategy):
         if size > 1:
             self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if plan.world_size > 1 and not module.automatic_optimization:
+            networks_of(module)
+
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        if self.mesh is None or isinstance(module, FSDPModule):
+        self._fits = stage == "fit"
+        if self.mesh is None or any(isinstance(one, FSDPModule) for one in module.modules()):
             return
         self.agree_on_weights()
-        shard(module, self.mesh, self.options.wrap, self.options.reshard_after_forward)
+        self.original = Original(module)
+        options = self.options
+        shard(module, self.mesh, options.wrap, options.reshard_after_forward, self.precision.compute_dtype)
+        self.original.noted()
 
     def agree_on_weights(self) -> None:
         """Every rank begins with the first one's weights."""
@@ -121,15 +205,14 @@ class FullySharded(Strategy):
         super().normalise(optimizer)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float | torch.Tensor) -> None:
-        gradients = [dtensors.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        dtensors.scale(parameters_of(optimizer), factor)
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
-        if algorithm == "value":
-            dtensors.clip_by_value(_parameters(optimizer), value)
-            return None
-        return dtensors.clip_by_norm(_parameters(optimizer), value)
+        return dtensors.clip(parameters_of(optimizer), value, algorithm)
+
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        with dtensors.stepping(optimizer):
+            return super()._step(optimizer, closure)
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
@@ -139,24 +222,26 @@ class FullySharded(Strategy):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
-        if self.mesh is not None and self.module.training:
-            with torch.no_grad():
-                for buffer in self.module.buffers():
-                    if buffer.is_floating_point():
-                        buffer.copy_(self.communicator.all_reduce(buffer.detach().clone()) / self.data.size)
+        if self._fits:
+            average_buffers(self.communicator, self.module.buffers())
         yield
 
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        return dtensors.state(super().state_dict([]), self.module, optimizers, self.original)
+
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
-        dtensors.load_weights(self.module, state["module"], strict)
-        for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
-            dtensors.load_optimizer(self.module, optimizer, saved)
-        if "precision" in state:
-            self.precision.load_state_dict(state["precision"])
+        dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
     def traffic(self) -> dict[str, int]:
         """Of the gradients' reduce-scatters; the weights that are gathered for a pass are not counted."""
         return {} if self.mesh is None else reduced(self.module, self.data.size, self._reductions)
+
+    def finish(self) -> None:
+        """The caller's module has its whole weights again."""
+        if self.original is not None and self.module.trainer.return_weights:
+            with self.consensus():
+                self.original.give_back()
+            self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
 
 def no_loss(rank: int) -> TrainingError:
@@ -174,7 +259,3 @@ def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:
     sent = times * (ranks - 1) * sum(part.nbytes for part in parts)
     blocks = sum(isinstance(one, FSDPModule) for one in module.modules())
     return {"bytes_sent": sent, "bytes_dense": sent, "messages": times * (ranks - 1) * blocks}
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]

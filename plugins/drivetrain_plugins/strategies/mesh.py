@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
@@ -22,8 +23,11 @@ from drivetrain.declaration import Plan
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies import dtensors
-from drivetrain_plugins.strategies.declared.mesh import sizes
+from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
+from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
+from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
 from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
 
 if TYPE_CHECKING:
@@ -34,21 +38,23 @@ class Mesh(Strategy):
     """``data`` or ``shard`` times ``tensor``."""
 
     mesh: DeviceMesh
+    original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
+    _fits = False  # whether the ranks' running statistics part
     _weighted = False  # whether the window's losses came with weights of their own
     _reductions = 0
 
-    def sizes(self, world_size: int) -> tuple[int, int, int]:
+    def sizes(self, world_size: int) -> Sizes:
         return sizes(self.options, world_size)
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
         if any(True for _ in module.parameters()):  # else configure_model builds it, and prepare sees it
-            check_plan(module, self.sizes(plan.world_size)[2])
+            check_plan(module, self.sizes(plan.world_size).tensor)
 
     def connect(self, job: Job) -> None:
         super().connect(job)
         world, rank = self.communicator.world_size, self.communicator.rank
-        data, sharded, tensor = self.sizes(world)
+        data, sharded, tensor, _ = self.sizes(world)
         self.sharded = sharded > 1
         copies = data * sharded
         self.mesh = init_device_mesh(self.device.type, (copies, tensor), mesh_dim_names=("replica", "tensor"))
@@ -62,6 +68,7 @@ class Mesh(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
+        self._fits = stage == "fit"
         if any(isinstance(p, DTensor) for p in module.parameters()):
             return
         tensor = self.mesh["tensor"]
@@ -70,28 +77,33 @@ class Mesh(Strategy):
             self.communicator.broadcast(one.detach())
         styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
         plan = {name: styles[style]() if style in styles else style for name, style in plan_of(module).items()}
+        self.original = Original(module)
         parallelize_module(module, tensor, plan)
         if self.sharded:
-            shard(module, self.mesh["replica"], "auto", True)
+            dtensors.quiet_gathers()
+            options, compute = self.options, self.precision.compute_dtype
+            shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
+        self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
     def forward_backward(self, step: Any) -> Tensor | None:
+        every = not self.sharded or self.options.reduce_every_micro_batch
+        if not every:
+            assert isinstance(self.module, FSDPModule)
+            self.module.set_requires_gradient_sync(step.last)
         loss = super().forward_backward(step)
         if loss is None and self.sharded:
             raise no_loss(self.job.rank)
         self._weighted = step.weighted or (self._weighted and not step.first)
-        self._reductions += self.sharded
+        self._reductions += self.sharded and (every or step.last)
         return loss
 
-    def optimizer_step(
-        self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
-    ) -> bool:
-        with _uniform_groups(optimizer):
-            return super().optimizer_step(optimizer, closure, before_step)
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        with dtensors.stepping(optimizer), _uniform_groups(optimizer):
+            return super()._step(optimizer, closure)
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
-        """Average over the replicas, in one message per dtype. Ahead of the gradients goes which of them there are, so
-        that a replica which lacks some, or all, need not ask; only such a one waits to read it."""
+        """Average over the replicas, with what this one weighed and whether it had any loss."""
         if self.data.size == 1:
             return
         if self.sharded:  # FSDP did the gradients
@@ -99,28 +111,10 @@ class Mesh(Strategy):
                 weight = torch.tensor(self.weight, dtype=torch.float64, device=self.replicas.device)
                 self.weight = float(self.replicas.all_reduce(weight)) / self.data.size
             return
-        parameters = [p for p in _parameters(optimizer) if p.requires_grad]
-        absent = [p for p in parameters if p.grad is None]
-        present = [float(p.grad is not None) for p in parameters]
-        for p in absent:
-            p.grad = torch.zeros_like(p)
-        gradients = [dtensors.local(p.grad) for p in parameters if p.grad is not None]
-        exact = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
-        head = torch.tensor([self.weight, float(self.contributed), *present], dtype=exact, device=self.device)
-        self._average([head, *gradients])
+        known = [self.weight, float(self.contributed)]
+        head = reduce_gradients(self.replicas, parameters_of(optimizer), known, self.data.size)
         if self._weighted or not self.contributed:
             self.weight, self.contributed = float(head[0]), bool(head[1] > 0)
-        if absent:  # nobody has a gradient for some of them: the optimizer leaves them alone
-            for p, count in zip(parameters, head[2:].tolist(), strict=True):
-                if count == 0:
-                    p.grad = None
-
-    def _average(self, tensors: list[Tensor]) -> None:
-        for dtype in sorted({t.dtype for t in tensors}, key=str):
-            group = [t for t in tensors if t.dtype == dtype]
-            flat = self.replicas.all_reduce(torch.cat([t.reshape(-1) for t in group])).div_(self.data.size)
-            for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
-                tensor.copy_(part.view_as(tensor))
 
     def normalise(self, optimizer: Optimizer) -> None:
         if not self.contributed:
@@ -129,15 +123,10 @@ class Mesh(Strategy):
             self.scale_gradients(optimizer, 1.0 / self.weight)
 
     def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
-        gradients = [dtensors.local(p.grad) for p in _parameters(optimizer) if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        dtensors.scale(parameters_of(optimizer), factor)
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
-        if algorithm == "value":
-            dtensors.clip_by_value(_parameters(optimizer), value)
-            return None
-        return dtensors.clip_by_norm(_parameters(optimizer), value)
+        return dtensors.clip(parameters_of(optimizer), value, algorithm)
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
@@ -147,21 +136,15 @@ class Mesh(Strategy):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        """Each replica saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and
-        saved."""
-        if self.data.size > 1 and self.module.training:
-            with torch.no_grad():
-                for buffer in self.module.buffers():
-                    if buffer.is_floating_point():
-                        buffer.copy_(self.replicas.all_reduce(buffer.detach().clone()) / self.data.size)
+        if self._fits:
+            average_buffers(self.replicas, self.module.buffers())
         yield
 
+    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
+        return dtensors.state(super().state_dict([]), self.module, optimizers, self.original)
+
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
-        dtensors.load_weights(self.module, state["module"], strict)
-        for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
-            dtensors.load_optimizer(self.module, optimizer, saved)
-        if "precision" in state:
-            self.precision.load_state_dict(state["precision"])
+        dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
     def traffic(self) -> dict[str, int]:
         """Of the gradients; what a tensor group exchanges within a pass is not counted."""
@@ -170,16 +153,19 @@ class Mesh(Strategy):
         sent = self.replicas.statistics
         return {"bytes_sent": sent.bytes_sent, "bytes_dense": sent.bytes_sent, "messages": sent.messages}
 
+    def finish(self) -> None:
+        """The caller's module has its whole weights again."""
+        if self.original is not None and self.module.trainer.return_weights:
+            with self.consensus():
+                self.original.give_back()
+            self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
+
 
 class TensorParallel(Mesh):
     """All ranks are one tensor group."""
 
-    def sizes(self, world_size: int) -> tuple[int, int, int]:
-        return 1, 1, world_size
-
-
-def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    def sizes(self, world_size: int) -> Sizes:
+        return Sizes(data=1, shard=1, tensor=world_size, pipeline=1)
 
 
 @contextmanager

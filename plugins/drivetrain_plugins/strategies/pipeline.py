@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
+from drivetrain.comm.synchronize import broadcast_tensors
 from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job
@@ -29,7 +30,7 @@ from drivetrain_plugins.strategies.pipeline_capture import Call, Capture
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
 from drivetrain_plugins.strategies.pipeline_random import stream
 from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
-from drivetrain_plugins.strategies.spread import gather_states, spread
+from drivetrain_plugins.strategies.spread import gather_states
 
 
 class Pipeline(Strategy):
@@ -41,12 +42,13 @@ class Pipeline(Strategy):
     def connect(self, job: Job) -> None:
         super().connect(job)
         self.data = Shard(lockstep=True)
-        self.predicts = self.communicator.rank == self.communicator.world_size - 1
         self.line = self.communicator  # the ranks that one batch flows through
+        self.lines = [range(self.communicator.world_size)]  # those of every pipeline
         # Numbers that the hosts read at every step go round the devices, which then need not be waited for.
-        self.hosts = self.line
-        if self.line.device.type != "cpu":
+        self.hosts = self.communicator
+        if self.communicator.device.type != "cpu":
             self.hosts = Communicator(dist.new_group(backend="gloo"), "cpu", "pipeline hosts")
+        self.predicts = self.line.rank == self.line.world_size - 1
 
     # -- cutting ------------------------------------------------------------------------------------------------
     @property
@@ -75,6 +77,7 @@ class Pipeline(Strategy):
         assert self.line.group is not None
         self.schedules = Schedules(stages, self.mine, self.options, self.line.group, self.device)
         self._own(stages)
+        self.align()
 
     def _place(self, stages: list[Any]) -> None:
         """This rank's stages, and what lies outside of the network, go to the device; other stages stay on the host."""
@@ -114,8 +117,9 @@ class Pipeline(Strategy):
         self.ties: list[tuple[Tensor, Communicator]] = []
         groups = sorted({tuple(known) for known in self.holders.values() if len(known) > 1})
         for members in groups:
-            group = self.line.sub(members, f"tied {members}")
-            if group is not None:
+            # Every rank of the job takes part in making every pipeline's group.
+            made = [self.communicator.sub([line[m] for m in members], f"tied {members}") for line in self.lines]
+            for group in (one for one in made if one is not None):
                 tied = [self.parameters[n] for n, known in self.holders.items() if tuple(known) == members]
                 self.ties += [(p, group) for p in tied if p.requires_grad]
         self.sources: list[dict[str, Tensor]] = [{} for _ in range(ranks)]
@@ -123,6 +127,11 @@ class Pipeline(Strategy):
             self.sources[self.holders[name][0]][name] = parameter
         for name, buffer in self.module.named_buffers():
             self.sources[buffers.get(id(buffer), ranks - 1)][name] = buffer
+
+    def align(self) -> None:
+        """All begin with the weights of who holds them: ranks of a job that was started elsewhere may have built their
+        modules from different seeds, and two of them may hold one tied weight."""
+        self.spread()
 
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
         optimizers = make()
@@ -178,7 +187,7 @@ class Pipeline(Strategy):
     ) -> list[Any]:
         """Run a batch through the pipeline. ``key`` names it for the random streams. Gives the outputs on the last
         rank where nothing is trained; else ``loss_of(output, piece, its fraction of the samples)`` is called there."""
-        key = (self.module.trainer.data_seed, *key)
+        key = (self.module.trainer.data_seed, self.data.rank, *key)
         outputs, start = [], 0
         for pieces, size in runs(total, self.options.microbatches):
             rows = slice(start, start + pieces * size)
@@ -207,10 +216,9 @@ class Pipeline(Strategy):
             group.all_reduce(parameter.grad)
 
     def normalise(self, optimizer: Optimizer) -> None:
-        """The last rank knows what the window weighed and whether it had any loss."""
-        last = self.line.world_size - 1
+        """A last rank knows what its window weighed and whether it had any loss; the others add nothing."""
         known = torch.tensor([self.weight, float(self.contributed)], dtype=torch.float64)
-        weight, contributed = self.hosts.broadcast(known, last).tolist()
+        weight, contributed = self.hosts.all_reduce(known).tolist()
         if not contributed:
             raise SkipStep
         if weight:
@@ -235,7 +243,7 @@ class Pipeline(Strategy):
         if not self.schedules.last:
             return None
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        with self.precision.forward_context(), stream(self.device, "evaluation", self._evaluated):
+        with self.precision.forward_context(), stream(self.device, self.data.rank, "evaluation", self._evaluated):
             return self.capture.answer(call, batch, output)
 
     _evaluated = 0  # batches so far, which name their random streams
@@ -247,7 +255,7 @@ class Pipeline(Strategy):
         self._evaluated = state.get("evaluated", 0)
 
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
-        self._spread()
+        self.spread()
         states = []
         for optimizer, listed in zip(optimizers, self.group_names if optimizers else [], strict=True):
             named = named_state(self.module, optimizer)
@@ -255,10 +263,10 @@ class Pipeline(Strategy):
             states.append({"state": gather_states(self.line, named["state"]), "param_groups": groups})
         return {"module": self.module.state_dict(), "optimizers": states, "precision": self.precision.state_dict()}
 
-    def _spread(self) -> None:
-        """Every rank's copy of every stage up to date."""
+    def spread(self) -> None:
+        """Bring every rank's copy of every stage up to date."""
         for rank, tensors in enumerate(self.sources):
-            spread(self.line, tensors, rank)
+            broadcast_tensors(self.line, tensors, rank)
 
     def traffic(self) -> dict[str, int]:
         """Activations and their gradients as this rank sent them while training."""
@@ -266,4 +274,4 @@ class Pipeline(Strategy):
         return {"bytes_sent": sent, "bytes_dense": sent, "messages": self.schedules.messages}
 
     def finish(self) -> None:
-        self._spread()
+        self.spread()

@@ -88,7 +88,7 @@ def blocks_of(path: str, network: nn.Module) -> list[nn.Module]:
         blocks = _flat(network)
     else:
         raise ConfigurationError(
-            f"strategy=pipeline does not know where to cut {path}, a {type(network).__name__}: make it an nn.Sequential"
+            f"a pipeline does not know where to cut {path}, a {type(network).__name__}: make it an nn.Sequential"
             f" or define {METHOD}(self), which returns the list of modules that give its forward one after another."
         )
     held = {id(p) for block in blocks for p in block.parameters()}
@@ -148,8 +148,8 @@ def cut(
     if len(blocks) < stages:
         name = path or type(network).__name__
         raise ConfigurationError(
-            f"strategy=pipeline needs {stages} stages and {name} has {len(blocks)} blocks: use at most"
-            f" {len(blocks)} workers, fewer strategy.virtual_stages, or cut the network finer."
+            f"a pipeline on these workers needs {stages} stages and {name} has {len(blocks)} blocks: use at most"
+            f" {len(blocks)} workers in it, fewer strategy.virtual_stages, or cut the network finer."
         )
     ranges = balance([sum(p.numel() for p in block.parameters()) for block in blocks], stages)
     return [Stage([blocks[i] for i in part], context) for part in ranges]

@@ -38,8 +38,7 @@ FSDP = Declaration(
     options=FullyShardedOptions,
     support=Support(
         precisions=ALL_PRECISIONS - {"16-mixed"},
-        # FSDP2 reduces gradients in a backward pass that follows the method it gathers for; here it is within it.
-        manual_optimization=False,
+        # FSDP2 notes which parameters are trained when it first runs, and modules with several optimizers toggle that.
         several_optimizers=False,
         closures=False,
     ),

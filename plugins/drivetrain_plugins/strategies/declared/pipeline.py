@@ -50,6 +50,10 @@ def _check(plan: Plan) -> list[Conflict]:
                 f" strategy.microbatches={plan.world_size} or strategy.schedule=gpipe."
             )
         )
+    elif options.schedule == "interleaved_1f1b" and plan.world_size == 1:
+        found.append(
+            Conflict("strategy.schedule=interleaved_1f1b interleaves ranks, and a pipeline of 1 has none: use gpipe.")
+        )
     elif options.schedule == "interleaved_1f1b" and not interleaves(options.microbatches, plan.world_size):
         more = -(-options.microbatches // plan.world_size) * plan.world_size
         found.append(

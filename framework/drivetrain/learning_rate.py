@@ -1,0 +1,30 @@
+"""The learning rate for more workers than it was found with. No torch here."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from drivetrain.errors import ConfigurationError, nearest
+
+Rule = Literal["linear", "sqrt"]
+
+
+def scale_lr(lr: float, workers: int, rule: Rule = "linear") -> float:
+    """The learning rate for ``workers`` times the batch that ``lr`` was found with.
+
+    ``linear``: ``lr * workers``, which keeps the way gone per epoch (Goyal et al., "Accurate, Large Minibatch SGD",
+    2017; with their warm-up of some epochs, and for SGD). ``sqrt``: ``lr * sqrt(workers)``, which keeps the variance of
+    the step (Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014; the usual one for
+    Adam and its kin). Under ``Trainer(batch="global")`` the batch does not grow with the workers: nothing to scale.
+
+    Raises:
+        ConfigurationError: ``lr`` is not a positive number, ``workers`` is below 1, or there is no such rule.
+    """
+    if not 0 < lr < math.inf:
+        raise ConfigurationError(f"lr={lr} cannot be scaled: give a number above 0.")
+    if workers < 1:
+        raise ConfigurationError(f"workers={workers}: give the number of workers, at least 1.")
+    if rule not in get_args(Rule):
+        raise ConfigurationError(f"there is no rule {rule!r} to scale a learning rate: {nearest(rule, get_args(Rule))}")
+    return lr * (workers if rule == "linear" else math.sqrt(workers))

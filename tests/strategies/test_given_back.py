@@ -1,0 +1,74 @@
+"""A job that was started elsewhere: the caller's own module is trained in parts and is whole and plain afterwards."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from drivetrain import Trainer
+from drivetrain.checkpoint import load
+from tests.distributed import run_job
+from tests.runs import QUIET, train
+from tests.strategies.gpt import TinyGPT, token_loader
+
+OPTIONS: dict[str, Any] = {"max_steps": 3, "num_sanity_val_steps": 0, "seed": 3, "precision": "64-true"}
+
+
+class Hooked(TinyGPT):
+    """Has hooks of its own, before and after an engine's."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__(tied=True)
+        self.model.register_forward_hook(self._count)
+
+    def on_train_start(self) -> None:
+        self.model.register_forward_hook(self._count)
+
+    def _count(self, *rest: Any) -> None:
+        self.calls += 1
+
+
+def fit(rank: int, size: int, strategy: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """What the module holds after a fit, having looked that nothing else is left in it."""
+    module, trainer = Hooked(), Trainer(strategy=strategy, **OPTIONS, **QUIET)
+    methods, kinds = dir(module), [type(one) for one in module.modules()]
+    trainer.fit(module, token_loader())
+    trainer.save_checkpoint(folder / "after.ckpt")
+    assert not any(isinstance(tensor, DTensor) for tensor in [*module.parameters(), *module.buffers()])
+    assert all(type(parameter) is nn.Parameter for parameter in module.parameters())
+    assert [type(one) for one in module.modules()] == kinds
+    assert set(dir(module)) - set(methods) <= {"trainer", "_trainer"}
+    found = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    if rank == 0:  # nobody else is asked for anything
+        module.calls = 0
+        module.model(torch.zeros(2, 4, dtype=torch.int64)).sum().backward()
+        assert module.calls == 2
+        assert copy.deepcopy(module.model).state_dict().keys() == module.model.state_dict().keys()
+    [metrics] = trainer.test(module, token_loader(23, 5, shuffle=False), verbose=False)
+    assert metrics["test/loss"] > 0
+    assert not any(isinstance(tensor, DTensor) for tensor in module.parameters())
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "size"),
+    [("fsdp", 2), ("tensor_parallel", 2), ({"name": "mesh", "data": 1, "shard": 2, "tensor": 2}, 4)],
+)
+def test_the_callers_module_is_whole_again(strategy: Any, size: int, tmp_path: Path) -> None:
+    expected = train(partial(TinyGPT, tied=True), data=token_loader(), max_steps=3).weights
+    for weights in run_job(fit, size, strategy, tmp_path):
+        assert weights.keys() == expected.keys()
+        assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-10
+    # Saved after the module was given back, states by name all the same.
+    [states] = load(tmp_path / "after.ckpt", rank=0, world_size=1).shared["optimizer_states"]
+    assert states["state"].keys() == expected.keys() - {"model.head.weight"}
