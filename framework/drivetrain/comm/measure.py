@@ -103,28 +103,32 @@ def measure_here(requests: Sequence[Request]) -> list[Measured]:
     Raises:
         DrivetrainError: the job could not be joined.
     """
-    from drivetrain.comm import groups
-    from drivetrain.comm.choice import ranks_per_host
-    from drivetrain.launch import current_job, init_process_group
-
-    job = current_job()
-    assert job is not None
     import torch
     import torch.distributed as dist
 
+    from drivetrain.comm.choice import ranks_per_host
+    from drivetrain.comm.world import world_communicator
+    from drivetrain.launch import current_job, destroy_process_group, init_process_group
+
+    job = current_job()
+    assert job is not None
     cuda = requests[0].device == "cuda"
     device = torch.device("cuda", job.local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-    if not dist.is_initialized():
+    joined = not dist.is_initialized()
+    if joined:
         init_process_group(
             replace(job, accelerator=requests[0].device, backend="nccl" if cuda else "gloo"), device=device
         )
-    comm = groups.world()
+    comm = world_communicator()
     hosts = ranks_per_host(comm)
     if hosts is None:
         raise MeasurementError("the ranks of a host do not follow each other: number them host by host.")
-    return [Measured(hosts, time_operations(comm, request)) for request in requests]
+    found = [Measured(hosts, time_operations(comm, request)) for request in requests]
+    if joined:
+        destroy_process_group()
+    return found
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
