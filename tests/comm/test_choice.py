@@ -17,16 +17,16 @@ from drivetrain.comm.cost import CostModel, Link, predict
 from drivetrain.comm.schedules import make
 from drivetrain.errors import ConfigurationError
 
-MODEL = CostModel(Link(50e-6, 1e-9), Link(20e-6, 0.5e-9), 0.1e-9)
+SIZES = (4e2, 4e4, 4e6)
 
 
 def faster_than_native(world_size: int) -> Calibration:
     """By which trees are best for short tensors, rings for long ones, and native for none."""
     latency, bandwidth = CostModel(Link(1e-6, 1e-7)), CostModel(Link(1e-4, 1e-9))
     times = {
-        "tree": {size: predict(make("tree", world_size), size, latency) for size in (1e2, 1e4, 1e6)},
-        "ring": {size: predict(make("ring", world_size), size, bandwidth) for size in (1e2, 1e4, 1e6)},
-        "native": dict.fromkeys((100.0, 10000.0, 1000000.0), 1.0),
+        "tree": {size: predict(make("tree", world_size), size, latency) for size in SIZES},
+        "ring": {size: predict(make("ring", world_size), size, bandwidth) for size in SIZES},
+        "native": dict.fromkeys(SIZES, 1.0),
     }
     return Calibration.of({(world_size,): times})
 
