@@ -81,8 +81,10 @@ def check_result(result: torch.Tensor, parts: list[torch.Tensor], op: str) -> No
 
 def cases(schedule: Schedule) -> Iterator[tuple[str, torch.dtype, int]]:
     """Every op with every dtype for what is registered, on three and four ranks; elsewhere every op and every dtype.
-    Variants of what is registered differ only in the schedule."""
+    Variants of what is registered differ only in the schedule; and what has very many rounds gets all on three ranks
+    only."""
     registered = schedule.equals(schedules.make(schedule.name, schedule.world_size)) if known(schedule) else False
+    registered = registered and (len(schedule.rounds) < 30 or schedule.world_size == 3)
     few = (torch.float32, torch.bfloat16, torch.int64)
     for op in OPS if registered else ("sum", "min"):
         every = FLOATS + INTEGERS if op == "sum" or schedule.world_size in (3, 4) else few
