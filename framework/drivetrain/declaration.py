@@ -36,6 +36,8 @@ class Plan:
         clip_algorithm: ``"norm"`` or ``"value"``.
         compile: whether ``torch.compile`` is asked for.
         batch: ``"global"`` or ``"per_process"``.
+        val_check_interval: batches between validations, or a fraction of an epoch.
+        check_val_every_n_epoch: epochs between validations; ``None`` counts the interval over epochs.
         automatic_optimization: whether the loop steps the optimizer (``False``: the module does).
         optimizers: number of optimizers that the module configured.
         closures: whether an optimizer calls its closure several times a step (LBFGS).
@@ -56,6 +58,8 @@ class Plan:
     clip_algorithm: str = "norm"
     compile: bool = False
     batch: str = "global"
+    val_check_interval: int | float = 1.0
+    check_val_every_n_epoch: int | None = 1
     automatic_optimization: bool | None = None
     optimizers: int | None = None
     closures: bool | None = None
@@ -96,6 +100,7 @@ class Support:
         stages: what it can run besides ``"fit"``.
         compressors: registered names of the compressors that its gradients can go through; :data:`ANY_COMPRESSOR`
             where it does not matter which.
+        rounds: whether an epoch is one global step, a round of many local ones.
     """
 
     fidelity: str = "exact"
@@ -113,6 +118,7 @@ class Support:
     max_world_size: int | None = None
     stages: frozenset[str] = frozenset({"fit", "validate", "test", "predict"})
     compressors: frozenset[str] = frozenset()
+    rounds: bool = False
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""
@@ -246,6 +252,12 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         not plan.closures or plan.compression == "none",
         f"compression={plan.compression} gives every evaluation of LBFGS's closure another gradient of the same"
         " weights: set compression=none or use another optimizer.",
+    )
+    every = "a number of rounds with check_val_every_n_epoch=null"
+    need(
+        not able.rounds or plan.check_val_every_n_epoch is None or plan.val_check_interval in (1, 1.0),
+        f"strategy={name} cannot validate within a round, which is its whole epoch: leave out"
+        f" val_check_interval={plan.val_check_interval}, or set it to {every}.",
     )
     if plan.compression != "none":
         found += registry.load("compressors", plan.compression).check(plan)

@@ -85,6 +85,8 @@ def check(trainer: Trainer, request: Request) -> None:
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
     trainer.strategy.check_module(module, plan)
+    if stage == "fit" and request.loaders.get("train") is not None:
+        trainer.strategy.check_data(request.loaders["train"])
 
 
 def _loader(request: Request, which: str) -> Any:
@@ -238,6 +240,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
         raise ConfigurationError(
             f"train_dataloader gives {len(training)} loaders: give one (a ConcatDataset joins several data sets)."
         )
+    strategy.check_data(training[0].loader)
     trainer.train_source = training[0]
     validates = is_overridden("validation_step", module, TrainModule) and _loader(request, "val") is not None
     validation = sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
@@ -294,7 +297,8 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
 
 def _validation_interval(trainer: Trainer) -> int | float:
     """Batches between validations; infinite for the end of the epoch."""
-    interval, length = trainer.val_check_interval, trainer.num_training_batches
+    interval = trainer.val_check_interval
+    length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
     if isinstance(interval, int):
         if trainer.check_val_every_n_epoch is not None and interval > length:
             raise ConfigurationError(

@@ -156,7 +156,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             callback.load_state_dict(shared["callbacks"][callback.state_key])
     if trainer.datamodule is not None and "datamodule" in shared:
         trainer.datamodule.load_state_dict(shared["datamodule"])
-    _restore_metrics(trainer, shared["metrics"])
+    _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
@@ -169,8 +169,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         )
 
 
-def _restore_metrics(trainer: Trainer, saved: dict[str, Any]) -> None:
+def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool) -> None:
+    """``within_epoch``: whether the epoch that was begun goes on, with what was logged in it."""
     communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
+    if not within_epoch:
+        saved = {**saved, "epoch": []}
     if len(saved["epoch"]) == communicator.world_size:
         metrics.load_state_dict([saved["epoch"][communicator.rank]])
     elif communicator.rank == 0:  # of another number of ranks: one of these takes what those had

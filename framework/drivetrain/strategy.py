@@ -7,6 +7,7 @@ complete single-process strategy; a family overrides only what it bends.
  #   entry                           called                                               default
 ===  ==============================  ===================================================  ==========================
  0   ``check_module(module, plan)``  before any process starts                            nothing
+     ``check_data(loader)``          the same, of a loader at hand; fit only              nothing
  1   ``connect(job)``                once, before the module is set up                    one rank, no group
  2   ``serve()``                     instead of the loop where ``trains`` is false        an error
  3   ``init_context()``              around ``configure_model``                           the precision's
@@ -35,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -150,6 +152,10 @@ class Strategy:
         """Raise :class:`ConfigurationError` where ``module`` cannot be trained so. Called before workers start, with
         what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
 
+    def check_data(self, loader: Any) -> None:
+        """Raise :class:`ConfigurationError` where ``loader`` cannot be trained on so. Called before workers start with
+        a loader given to ``fit``, and on every rank with what the hooks made."""
+
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job
@@ -159,7 +165,8 @@ class Strategy:
         init_process_group(job, device=self.device)
         if job.world_size > 1:
             exchange = self.device if job.backend == "nccl" else torch.device("cpu")
-            self.communicator = Communicator(torch.distributed.group.WORLD, exchange)
+            patience = timedelta(seconds=job.timeout)
+            self.communicator = Communicator(torch.distributed.group.WORLD, exchange, timeout=patience)
         self.precision.connect(self.device)
 
     def serve(self) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
@@ -229,6 +229,8 @@ class Trainer(TrainerState):
             clip_algorithm=self.gradient_clip_algorithm or "norm",
             compile=bool(self.compile),
             batch=self.batch,
+            val_check_interval=self.val_check_interval,
+            check_val_every_n_epoch=self.check_val_every_n_epoch,
             automatic_optimization=automatic,
             optimizers=optimizers,
             closures=closures,
@@ -400,20 +402,26 @@ class Trainer(TrainerState):
         """Join ``job``; does nothing when that is done."""
         if self._connected:
             return
+        if Trainer._in_job is not None and job.origin != "inline":  # an earlier one of the script makes room
+            Trainer._in_job.close()
         self.job = job if job.origin != "inline" else None
         self.strategy.connect(job)
         self._connected = True
         if self.job is not None:
+            Trainer._in_job = self
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
         mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
         self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
 
     _connected = False
+    _in_job: ClassVar[Trainer | None] = None  # the one of this process that holds its process group
 
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:
             self._connected = False
+            if Trainer._in_job is self:
+                Trainer._in_job = None
             atexit.unregister(self.close)
             self.strategy.close(error)
 

@@ -178,5 +178,6 @@ class TrainerState:
         per_epoch = self.num_training_batches
         if per_epoch == float("inf"):
             return self.max_steps if self.max_steps != -1 else per_epoch
-        steps = -(-int(per_epoch) // self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        windows = 1 if self.strategy.support.rounds else -(-int(per_epoch) // self.accumulate_grad_batches)
+        steps = windows * max(self.max_epochs, 1)
         return steps if self.max_steps == -1 else min(steps, self.max_steps)

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,26 @@ def test_split_and_by_host() -> None:
     assert [r[6] for r in results] == [[0, 3], [1, 2, 4], [1, 2, 4], [0, 3], [1, 2, 4]]
     assert [r[7] for r in results] == [[0, 1], [0, 1], [2, 3], [2, 3], [4]]
     assert all(r[8] == [0, 1, 1, 0, 1] for r in results)
+
+
+def impatient(comm: Communicator) -> list[float]:
+    """How long a group's first collective waits for a rank that never comes, made either way."""
+    waited = []
+    for make in (lambda own: own.sub(range(own.world_size), "sub"), lambda own: own.split(0)):
+        group = make(Communicator(comm.group, timeout=timedelta(seconds=1)))
+        assert group is not None
+        comm.barrier()
+        began = time.perf_counter()
+        if comm.rank == 0:
+            with pytest.raises((RuntimeError, CommunicationError)):
+                group.all_reduce(torch.ones(1))
+        waited.append(time.perf_counter() - began)
+        comm.barrier()
+    return waited
+
+
+def test_groups_keep_the_patience_of_their_maker() -> None:
+    assert all(0.5 < seconds < 20 for seconds in ranks.run(impatient, 2)[0])
 
 
 def test_groups_without_a_process_group() -> None:

@@ -43,6 +43,7 @@ def agreed(comm: Communicator) -> Agreed:
 
 
 def _exchange(comm: Communicator) -> Agreed:
+    from drivetrain.comm.communicator import Communicator
     from drivetrain.comm.groups import host_name
 
     if comm.group is None:
@@ -52,7 +53,8 @@ def _exchange(comm: Communicator) -> Agreed:
         path = calibration.place(comm.device.type)
         # As text: a file that is no calibration is an error of every rank.
         mine = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
-    said = comm.all_gather_plain([host_name(), mine])
+    # Not among the traffic that is counted: it happens once, at a moment that the caller did not choose.
+    said = Communicator(comm.group, comm.device, comm.label).all_gather_plain([host_name(), mine])
     names = [name for name, _ in said]
     runs = [(name, len(list(ranks))) for name, ranks in groupby(names)]
     hosts = tuple(count for _, count in runs) if len(runs) == len(set(names)) else None

@@ -48,6 +48,7 @@ class Communicator:
         label: Name of the group in error messages.
         check: Have ranks compare what they are about to do before each collective; None asks the environment variable
             ``DRIVETRAIN_CHECK_COLLECTIVES``. Must be equal on all ranks.
+        timeout: How long a collective of a group made from this one may take; None is torch's default.
 
     Attributes:
         last_source: the rank that the latest message of :meth:`recv` or :meth:`recv_object` came from.
@@ -60,8 +61,10 @@ class Communicator:
         device: torch.device | str = "cpu",
         label: str = "world",
         check: bool | None = None,
+        timeout: timedelta | None = None,
     ) -> None:
         self.group = group
+        self.timeout = timeout
         self.device = torch.device(device)
         self.label = label
         self.rank: int = 0 if group is None else group.rank()
@@ -305,7 +308,7 @@ class Communicator:
 
     def child(self, group: dist.ProcessGroup | None, label: str) -> Communicator:
         """A communicator of ``group``, profiled and reported with this one."""
-        made = Communicator(group, self.device, label, self.check)
+        made = Communicator(group, self.device, label, self.check, self.timeout)
         self.statistics.adopt(made.statistics)
         return made
 

@@ -36,7 +36,7 @@ def sub(comm: Communicator, ranks: Sequence[int], label: str) -> Communicator | 
     if comm.group is None:
         return comm.child(None, label)
     members = [dist.get_global_rank(comm.group, rank) for rank in ranks]
-    group = dist.new_group(members, group_desc=label)
+    group = dist.new_group(members, comm.timeout, group_desc=label)
     return comm.child(group, label) if comm.rank in ranks else None
 
 
@@ -56,7 +56,7 @@ def split(comm: Communicator, color: int | None, key: int | None, label: str) ->
     members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
     # Only the members meet: ranks of the job that are not in this group know nothing of it.
     options: dict[str, Any] = {} if members == sorted(members) else {"sort_ranks": False}
-    group = dist.new_group(members, use_local_synchronization=True, group_desc=name, **options)
+    group = dist.new_group(members, comm.timeout, use_local_synchronization=True, group_desc=name, **options)
     return comm.child(group, name)
 
 

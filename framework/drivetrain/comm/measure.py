@@ -11,9 +11,7 @@ import math
 import multiprocessing
 import os
 import random
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import torch
@@ -141,17 +140,26 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
     Raises:
         MeasurementError: a rank failed; its own traceback is on standard error.
     """
-    folder = tempfile.mkdtemp(prefix="drivetrain-measure-")
+    # One machine is measured: loopback, and one compute thread per rank as workers of one machine have.
+    before = {name: os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")}
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        with temporary_folder("measure") as folder:
+            return _run_ranks(fn, world_size, str(folder), arguments)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def _run_ranks(fn: Callable[..., Any], world_size: int, folder: str, arguments: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     ranks = [
         context.Process(target=_call, args=(fn, rank, world_size, folder, sender if rank == 0 else None, arguments))
         for rank in range(world_size)
     ]
-    # One machine is measured: loopback, and one compute thread per rank as workers of one machine have.
-    before = {name: os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")}
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         for process in ranks:
             process.start()
@@ -163,9 +171,6 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
     except EOFError:
         raise MeasurementError(f"a rank of {world_size} failed: its traceback is above.") from None
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
         failed = any(process.exitcode for process in ranks)
         for process in ranks:
             process.join(0 if failed else 5)
@@ -173,7 +178,6 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *arguments: Any) -> Any:
                 process.kill()
                 process.join()
         receiver.close()
-        shutil.rmtree(folder)
 
 
 def _call(

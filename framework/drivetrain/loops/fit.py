@@ -543,6 +543,7 @@ class FitLoop:
         return {
             "epoch": self.epoch,
             "batch": self.batch,
+            "rounds": self.strategy.support.rounds,
             "global_step": self.global_step,
             "validated": self.validated,
             "ended": self.ended,
@@ -563,7 +564,18 @@ class FitLoop:
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
+        self._count_batches_anew(state.get("rounds", False))
         self.resumed = self.batch > 0 or self.ended
+
+    def _count_batches_anew(self, rounds: bool) -> None:
+        """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
+        done; of one begun it makes the whole round."""
+        ours = self.strategy.support.rounds
+        if rounds != ours and self.batch > 0:
+            if not ours and self.source.length == float("inf"):  # nothing tells how many there were
+                self.ended = self.is_last_batch
+            done = 1 if ours or self.ended else int(self.source.length)
+            self.batch = done if self.is_last_batch else 0
 
 
 def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
