@@ -11,6 +11,7 @@ from drivetrain.errors import nearest
 COMMANDS = {
     "train": ("drivetrain.app:run", "train, validate, test or predict (the same as python train.py)"),
     "compare": ("drivetrain.compare:main", "compare two runs: loss curve, metrics, weights"),
+    "export": ("drivetrain.cli.export:main", "turn a checkpoint into one file that Lightning loads too"),
     "support": ("drivetrain.support:main", "which strategies go with which precision, compression, clipping, ..."),
     "doctor": ("drivetrain.doctor.command:main", "whether training works here, how fast ranks exchange, what to fix"),
     "bench": ("drivetrain.bench:main", "run a benchmark"),

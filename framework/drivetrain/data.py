@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -40,16 +40,17 @@ class DataModule(HyperparametersMixin, DataHooks):
     @classmethod
     def load_from_checkpoint(
         cls,
-        checkpoint_path: str | Path,
+        checkpoint_path: str | Path | IO[bytes],
         map_location: Any = None,
-        hparams_file: Any = None,
+        hparams_file: str | Path | None = None,
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Build the data module from a checkpoint's hyper-parameters (``kwargs`` override them) and its state."""
-        from drivetrain.restore import datamodule_from_checkpoint
+        """Build the data module from a checkpoint's hyper-parameters and load its state; the arguments are those of
+        :meth:`drivetrain.TrainModule.load_from_checkpoint`."""
+        from drivetrain.restore import data_from_checkpoint
 
-        return datamodule_from_checkpoint(cls, Path(checkpoint_path), kwargs)
+        return cast(Self, data_from_checkpoint(cls, checkpoint_path, hparams_file, weights_only, kwargs))
 
     @classmethod
     def from_datasets(

@@ -36,6 +36,8 @@ class Plan:
         clip_algorithm: ``"norm"`` or ``"value"``.
         compile: whether ``torch.compile`` is asked for.
         batch: ``"global"`` or ``"per_process"``.
+        val_check_interval: batches between validations, or a fraction of an epoch.
+        check_val_every_n_epoch: epochs between validations; ``None`` counts the interval over epochs.
         automatic_optimization: whether the loop steps the optimizer (``False``: the module does).
         optimizers: number of optimizers that the module configured.
         closures: whether an optimizer calls its closure several times a step (LBFGS).
@@ -56,6 +58,8 @@ class Plan:
     clip_algorithm: str = "norm"
     compile: bool = False
     batch: str = "global"
+    val_check_interval: int | float = 1.0
+    check_val_every_n_epoch: int | None = 1
     automatic_optimization: bool | None = None
     optimizers: int | None = None
     closures: bool | None = None
@@ -98,6 +102,7 @@ class Support:
             where it does not matter which.
         thaws: whether parameters may be frozen and thawed, and join an optimizer, while training runs.
         editable: whether every rank's module holds whole weights, which a callback may read and replace between steps.
+        rounds: whether an epoch is one global step, a round of many local ones.
     """
 
     fidelity: str = "exact"
@@ -117,6 +122,7 @@ class Support:
     compressors: frozenset[str] = frozenset()
     thaws: bool = False
     editable: bool = False
+    rounds: bool = False
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""
@@ -154,6 +160,9 @@ class Declaration:
         options: torch-free dataclass of the options with their defaults.
         support: the abilities.
         check: more conflicts, found from a :class:`Plan` without torch.
+        preset_of: registered name of a strategy of the same implementation from which this one differs in nothing but
+            the value of an option that has tests of its own, so that tests over all strategies may let that one stand
+            for both; ``None``: none does.
         variants: by a word of their own, what options choose in place of ``implementation``.
     """
 
@@ -163,6 +172,7 @@ class Declaration:
     options: type = NoOptions
     support: Support = field(default_factory=Support)
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    preset_of: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def implementation_for(self, options: Any) -> str:
@@ -246,6 +256,12 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         not plan.closures or plan.compression == "none",
         f"compression={plan.compression} gives every evaluation of LBFGS's closure another gradient of the same"
         " weights: set compression=none or use another optimizer.",
+    )
+    every = "a number of rounds with check_val_every_n_epoch=null"
+    need(
+        not able.rounds or plan.check_val_every_n_epoch is None or plan.val_check_interval in (1, 1.0),
+        f"strategy={name} cannot validate within a round, which is its whole epoch: leave out"
+        f" val_check_interval={plan.val_check_interval}, or set it to {every}.",
     )
     if plan.compression != "none":
         found += registry.load("compressors", plan.compression).check(plan)

@@ -7,12 +7,14 @@ and callback states; every rank writes its predictions. The caller reads them wi
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drivetrain.checkpoint import from_safe, rng, to_safe
+from drivetrain.errors import CheckpointError
 from drivetrain.launch import Job, launch
 from drivetrain.launch.temporary import temporary_folder
 
@@ -64,10 +66,9 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             if trainer.return_weights
             else {},
             "training": module.training,
-            "hparams": to_safe(dict(module.hparams)),
             "result": to_safe(result),
             "loggers": [logger.version for logger in trainer.loggers],
-            "callbacks": to_safe({c.state_key: c.state_dict() for c in trainer.callbacks}),
+            "callbacks": _callback_states(trainer),
             "trainer": to_safe(
                 {
                     "counters": {} if fit is None else fit.counters(),
@@ -87,6 +88,18 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         }
         torch.save(state, folder / "result.pt")
     trainer.close()
+
+
+def _callback_states(trainer: Trainer) -> dict[str, Any]:
+    """What the caller's callbacks take over. A state that is no plain data stays with the workers: a run that is done
+    must not fail of it."""
+    states = {}
+    for callback in trainer.callbacks:
+        try:
+            states[callback.state_key] = to_safe(callback.state_dict())
+        except CheckpointError as error:
+            warnings.warn(f"the caller's {type(callback).__name__} is not brought up to date: {error}", stacklevel=2)
+    return states
 
 
 def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:

@@ -16,7 +16,11 @@ from drivetrain.errors import ConfigurationError, nearest
 class HyperparametersMixin:
     """Gives a module or data module ``save_hyperparameters`` and ``hparams`` with Lightning's meanings."""
 
+    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"
     _log_hyperparams = False
+    hparams_name: str | None = None  # the argument whose parts the hyper-parameters are, or "kwargs" for several
 
     def save_hyperparameters(
         self,
@@ -48,9 +52,17 @@ class HyperparametersMixin:
                     )
             chosen = {name: given[name] for name in args}
         chosen = {k: v for k, v in chosen.items() if k not in ignored}
+        self.hparams_name = "kwargs"
+        if len(args) == 1 and not isinstance(args[0], str):
+            self.hparams_name = next((name for name, value in given.items() if value is args[0]), None)
         self._log_hyperparams = logger
         self.hparams.update(chosen)
         self._hparams_initial = _copy(self.hparams)
+
+    def remove_ignored_hparams(self, ignore_list: Iterable[str]) -> None:
+        """Forget the hyper-parameters of these names."""
+        for name in ignore_list:
+            self.hparams.pop(name, None)
 
     @property
     def hparams(self) -> AttributeDict:

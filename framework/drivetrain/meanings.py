@@ -25,6 +25,7 @@ class Meanings:
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
+        model_checkpoint: registered name of the callback that saves where the user gave none.
         log_folder: name of the default logger's folder.
         shows_version: whether the progress bar shows the loggers' version.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
@@ -39,6 +40,7 @@ class Meanings:
     nonfinite: str = "raise"
     live_metrics: bool = False
     checkpoint: str = "directory"
+    model_checkpoint: str = "model_checkpoint"
     log_folder: str = "drivetrain_logs"
     default_hp_metric: bool = False
     shows_version: bool = False
@@ -55,6 +57,7 @@ LIGHTNING = Meanings(
     nonfinite="warn",
     live_metrics=True,
     checkpoint="file",
+    model_checkpoint="lightning_model_checkpoint",
     log_folder="lightning_logs",
     default_hp_metric=True,
     shows_version=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,9 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def configure_model(self) -> None:
         """Build big layers here instead of in ``__init__``: under the strategy's and the precision's context."""
+
+    def configure_sharded_model(self) -> None:
+        """Lightning's former name of :meth:`configure_model`; called beside it."""
 
     def configure_callbacks(self) -> Callback | list[Callback]:
         return []
@@ -330,6 +333,10 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
         return to_onnx(self, file_path, input_sample, options)
 
+    def to_tensorrt(self, *args: Any, **kwargs: Any) -> Any:
+        """Not offered."""
+        raise ConfigurationError("to_tensorrt is not offered: export with to_onnx and build the engine from that.")
+
     def freeze(self) -> Self:
         for parameter in self.parameters():
             parameter.requires_grad = False
@@ -343,17 +350,32 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     @classmethod
     def load_from_checkpoint(
         cls,
-        checkpoint_path: str | Path,
+        checkpoint_path: str | Path | IO[bytes],
         map_location: Any = None,
-        hparams_file: Any = None,
+        hparams_file: str | Path | None = None,
         strict: bool | None = None,
         weights_only: bool | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Build the module from a checkpoint's hyper-parameters (``kwargs`` override them) and load its weights."""
+        """Build the module from a checkpoint's hyper-parameters and load its weights.
+
+        From a directory it comes in evaluation mode; from a file, as Lightning has it, in training mode.
+
+        Args:
+            checkpoint_path: a checkpoint of drivetrain or a file that Lightning wrote.
+            map_location: where the weights go; by default where they were saved, as far as that is here.
+            hparams_file: YAML (or CSV) to take the hyper-parameters from instead.
+            strict: whether the names must be exactly the module's; its ``strict_loading`` by default.
+            weights_only: False trusts the file: objects of any class in it are made, which may run code.
+            kwargs: arguments of ``__init__`` that override the hyper-parameters.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, it does not fit, or it needs ``weights_only=False``.
+        """
         from drivetrain.restore import module_from_checkpoint
 
-        return cast(Self, module_from_checkpoint(cls, Path(checkpoint_path), map_location, strict, kwargs))
+        found = module_from_checkpoint(cls, checkpoint_path, map_location, hparams_file, strict, weights_only, kwargs)
+        return cast(Self, found)
 
     # -- hooks --------------------------------------------------------------------------------------------------
     def on_fit_start(self) -> None: ...

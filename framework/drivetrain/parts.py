@@ -61,7 +61,7 @@ def callbacks_of(
         (trainer.enable_progress_bar and not any(hasattr(c, "print") for c in found), "progress_bar", {}),
         (summary is not False, "model_summary", {}),
         (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
-        (checkpointing is not False and not saves, "model_checkpoint", {}),
+        (checkpointing is not False and not saves, trainer.meanings.model_checkpoint, {}),
     ]
     for use, name, options in wanted:
         if use:

@@ -11,7 +11,8 @@
 ``weights_digest`` sha256 of the full float weights in name order
 ``throughput``     ``samples_per_second``
 ``seconds``        ``total`` and what it went to
-``communication``  ``bytes_sent``, ``bytes_dense`` (without compression), ``messages``
+``communication``  ``bytes_sent``, ``bytes_dense`` (without compression), ``messages``; where communication was
+                   monitored also ``operations`` and ``phases``, of the first worker
 ``checkpoints``    paths of ``best`` and ``last``
 ``versions``       of drivetrain and torch
 =================  ===================================================================================================

@@ -1,60 +1,154 @@
-"""``load_from_checkpoint``: a module made of a checkpoint's hyper-parameters and weights, without a Trainer."""
+"""``load_from_checkpoint``: a module or data module made of what a checkpoint holds, without a Trainer."""
 
 from __future__ import annotations
 
+import csv
 import inspect
+import os
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import checkpoint as store
+from drivetrain.checkpoint import layout, single
 from drivetrain.errors import CheckpointError
+from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
-    from drivetrain.module import TrainModule
 
-
-T = TypeVar("T")
-D = TypeVar("D", bound="DataModule")
+Source = str | os.PathLike[str] | IO[bytes]
 
 
 def module_from_checkpoint(
-    cls: type[TrainModule], path: Path, map_location: Any, strict: bool | None, overrides: dict[str, Any]
+    cls: type[TrainModule],
+    source: Source,
+    map_location: Any,
+    hparams_file: str | Path | None,
+    strict: bool | None,
+    weights_only: bool | None,
+    overrides: dict[str, Any],
 ) -> TrainModule:
     """See :meth:`TrainModule.load_from_checkpoint`."""
-    loaded = store.load(path)
-    module = _built(cls, path, {**loaded.shared.get("hyper_parameters", {}), **overrides})
-    if not list(module.parameters()):
+    content, directory = _content(source, map_location, weights_only)
+    if "state_dict" not in content:
+        raise CheckpointError(f"{source} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
+    arguments = _arguments(cls, content, layout.HPARAMS, layout.HPARAMS_NAME, hparams_file, overrides, weights_only)
+    module: TrainModule = _build(cls, source, arguments)
+    if is_overridden("configure_model", module, TrainModule):
         module.configure_model()
-    module.on_load_checkpoint(loaded.shared)
+    module.on_load_checkpoint(content)
+    strictly = module.strict_loading if strict is None else strict
     try:
-        module.load_state_dict(loaded.shared["state_dict"], strict=module.strict_loading if strict is None else strict)
+        odd = module.load_state_dict(content["state_dict"], strict=strictly)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights in {path} do not fit {cls.__name__}: {error}") from error
-    if map_location is not None:
+        raise CheckpointError(f"the weights in {source} do not fit {cls.__name__}: {error}") from error
+    if not strictly and (odd.missing_keys or odd.unexpected_keys):
+        warnings.warn(
+            f"{cls.__name__} and {source} differ: missing in the checkpoint {odd.missing_keys or 'nothing'}, unknown to"
+            f" the module {odd.unexpected_keys or 'nothing'}.",
+            stacklevel=3,
+        )
+    if isinstance(map_location, (str, torch.device)):
         module.to(map_location)
-    module.eval()
-    return module
+    elif (first := next((t for t in content["state_dict"].values() if torch.is_tensor(t)), None)) is not None:
+        module.to(first.device)
+    return module.eval() if directory else module
 
 
-def datamodule_from_checkpoint(cls: type[D], path: Path, overrides: dict[str, Any]) -> D:
+def data_from_checkpoint(
+    cls: type[DataModule],
+    source: Source,
+    hparams_file: str | Path | None,
+    weights_only: bool | None,
+    overrides: dict[str, Any],
+) -> DataModule:
     """See :meth:`DataModule.load_from_checkpoint`."""
-    loaded = store.load(path)
-    module = _built(cls, path, {**loaded.shared.get("datamodule_hyper_parameters", {}), **overrides})
-    if "datamodule" in loaded.shared:
-        module.load_state_dict(loaded.shared["datamodule"])
-    return module
+    content, _ = _content(source, None, weights_only)
+    names = (layout.DATA_HPARAMS, layout.DATA_HPARAMS_NAME)
+    data: DataModule = _build(cls, source, _arguments(cls, content, *names, hparams_file, overrides, weights_only))
+    state = content.get(cls.__qualname__, content.get("datamodule"))
+    if state is not None:
+        data.load_state_dict(state)
+    return data
 
 
-def _built(cls: type[T], path: Path, saved: dict[str, Any]) -> T:
-    """``cls`` made of those of the hyper-parameters ``saved`` that its ``__init__`` takes."""
-    accepted = inspect.signature(cls.__init__).parameters
+def _content(source: Source, map_location: Any, weights_only: bool | None) -> tuple[dict[str, Any], bool]:
+    """What the checkpoint holds, and whether it is a directory."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if path.is_dir() or (path.is_file() and not single.is_file(path)):
+            return store.load(path).shared, True
+    location = map_location
+    if map_location is None:  # where it was saved, as far as that is here
+        location = _as_saved
+    stream_or_path: Any = os.fspath(source) if isinstance(source, os.PathLike) else source
+    return single.read(stream_or_path, weights_only=weights_only, map_location=location), False
+
+
+def _as_saved(storage: Any, place: str) -> Any:
+    """Where the tensor was saved (None), or on the CPU where there is no such device."""
+    return storage if place.startswith("cuda") and not torch.cuda.is_available() else None
+
+
+def _arguments(
+    cls: type,
+    content: dict[str, Any],
+    key: str,
+    name_key: str,
+    hparams_file: str | Path | None,
+    overrides: dict[str, Any],
+    weights_only: bool | None,
+) -> dict[str, Any]:
+    """What ``cls`` is made with: the saved hyper-parameters, then what the caller gives."""
+    ours = content.get(layout.OURS)
+    rest = ours.get(key, {}) if isinstance(ours, dict) else {}
+    saved, withheld = layout.read_hyperparameters(content.get(key) or {}, rest, weights_only)
+    if hparams_file is not None:
+        saved, withheld = _from_file(Path(hparams_file)), []
+    accepted = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
+    name = content.get(name_key)
+    if isinstance(name, str) and name in accepted and accepted[name].kind is not inspect.Parameter.VAR_KEYWORD:
+        saved = {name: layout.nested({**saved, **overrides})}
+    arguments = {k: v for k, v in {**saved, **overrides}.items() if k not in ("_instantiator", "_class_path")}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
-        saved = {name: value for name, value in saved.items() if name in accepted}
+        arguments = {k: v for k, v in arguments.items() if k in accepted}
+    lacking = [n for n in withheld if n in accepted and n not in arguments]
+    lacking = [n for n in lacking if accepted[n].default is inspect.Parameter.empty]
+    if lacking:
+        raise CheckpointError(
+            f"{cls.__name__} needs {', '.join(lacking)}, which the checkpoint holds as an object that is not made"
+            f" unasked: pass {lacking[0]}=..., or weights_only=False if you trust where the checkpoint comes from"
+        )
+    return arguments
+
+
+def _build(cls: Any, source: Source, arguments: dict[str, Any]) -> Any:
     try:
-        return cls(**saved)
+        return cls(**arguments)
     except TypeError as error:
         raise CheckpointError(
-            f"{cls.__name__} cannot be built from the hyper-parameters in {path} ({error}): call"
+            f"{cls.__name__} cannot be built from the hyper-parameters in {source} ({error}): call"
             " save_hyperparameters() in its __init__, or give the missing arguments to load_from_checkpoint."
         ) from error
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """Hyper-parameters in a YAML file, or in a CSV file with the columns ``key`` and ``value``."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no file of hyper-parameters {path}; name one that exists")
+    import yaml
+
+    if path.suffix.lower() in (".yaml", ".yml"):
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    elif path.suffix.lower() == ".csv":
+        with open(path, newline="", encoding="utf-8") as stream:
+            values = {row["key"]: yaml.safe_load(row["value"]) for row in csv.DictReader(stream)}
+    else:
+        raise CheckpointError(f"hparams_file={path}: give a .yaml, .yml or .csv file")
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds a {type(values).__name__} and no mapping of hyper-parameters")
+    return values

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain import snapshot
 from drivetrain.combined_source import evaluation_sources, training_source
+from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
@@ -33,6 +34,7 @@ from drivetrain.sharding import BatchSource
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoint import Loaded
     from drivetrain.data import DataModule
     from drivetrain.trainer import Trainer
 
@@ -47,6 +49,7 @@ class Request:
         loaders: by ``"train"``, ``"val"``, ``"test"``, ``"predict"``; given to the call instead of by hooks.
         datamodule: where loaders come from otherwise.
         ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
+        weights_only: False: trust a checkpoint file that needs more than plain data.
         verbose: show the table of metrics after an evaluation.
         keep_predictions: whether the caller wants the predictions.
     """
@@ -58,6 +61,7 @@ class Request:
     ckpt_path: Any = None
     verbose: bool = True
     keep_predictions: bool = True
+    weights_only: bool | None = None
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
@@ -92,6 +96,8 @@ def check(trainer: Trainer, request: Request) -> None:
     if stage == "fit":
         _check_needs(trainer)
     trainer.strategy.check_module(module, plan)
+    if stage == "fit" and request.loaders.get("train") is not None:
+        trainer.strategy.check_data(request.loaders["train"])
 
 
 _NEEDS = {
@@ -127,6 +133,7 @@ def _loader(request: Request, which: str) -> Any:
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
     signals.clear()
+    phase.current.name = phase.SETUP
     with signals.handling(), _deterministic(trainer):
         try:
             trainer.connect(job)
@@ -188,18 +195,20 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     hooks.of_callbacks("setup", stage)
     module.setup(stage)
     with strategy.init_context():
+        module.configure_sharded_model()
         module.configure_model()
     if trainer.sync_batchnorm:
         _synchronise_batchnorm(trainer, module)
+    loaded = _checkpoint(trainer, request)
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
         trainer.to_device = BatchTransfer(trainer)
         result = None
         with suppress(EndStage):
             if stage == "fit":
-                _fit(trainer, request)
+                _fit(trainer, request, loaded)
             else:
-                result = _evaluate(trainer, request)
+                result = _evaluate(trainer, request, loaded)
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
@@ -210,6 +219,21 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     for logger in trainer.loggers if trainer.is_global_zero else []:
         logger.finalize(trainer.status)
     return result
+
+
+def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
+    """What ``ckpt_path`` means, shown to the module before its optimizers are made: it may rebuild itself after it."""
+    path = snapshot.find(trainer, request.ckpt_path)
+    if path is None:
+        if request.stage == "fit":
+            trainer.ckpt_path = None
+        elif request.ckpt_path is not None:
+            raise ConfigurationError(f"ckpt_path={request.ckpt_path!r}: there is no checkpoint to {request.stage}.")
+        return None
+    trainer.ckpt_path = str(path)
+    loaded = snapshot.read(trainer, path, request.weights_only)
+    snapshot.show(trainer, loaded)
+    return loaded
 
 
 def _synchronise_batchnorm(trainer: Trainer, module: TrainModule) -> None:
@@ -306,9 +330,10 @@ def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
 
 
 # -- fit --------------------------------------------------------------------------------------------------------
-def _fit(trainer: Trainer, request: Request) -> None:
+def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
     training = sources(trainer, request, "train")
+    strategy.check_data(training[0].loader)
     trainer.train_source = training[0]
     validation = _validation_sources(trainer, request)
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
@@ -320,11 +345,8 @@ def _fit(trainer: Trainer, request: Request) -> None:
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
-    path = snapshot.find(trainer, request.ckpt_path)
-    resumed = path is not None
-    trainer.ckpt_path = None if path is None else str(path)
-    if path is not None:
-        snapshot.restore(trainer, snapshot.read(trainer, path))
+    if loaded is not None:
+        snapshot.restore(trainer, loaded)
     elif fit.finished and trainer.is_global_zero:
         warnings.warn(
             f"this Trainer has trained {fit.epoch} epochs and {fit.global_step} steps and is at its limit"
@@ -339,7 +361,7 @@ def _fit(trainer: Trainer, request: Request) -> None:
     _log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
-    if not resumed:
+    if loaded is None:
         _sanity_check(trainer)
     fit.run()
     hooks("on_fit_end")
@@ -382,7 +404,8 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
 
 def _validation_interval(trainer: Trainer) -> int | float:
     """Batches between validations; infinite for the end of the epoch."""
-    interval, length = trainer.val_check_interval, trainer.num_training_batches
+    interval = trainer.val_check_interval
+    length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
     if isinstance(interval, int):
         if trainer.check_val_every_n_epoch is not None and interval > length:
             raise ConfigurationError(
@@ -428,18 +451,13 @@ def _sanity_check(trainer: Trainer) -> None:
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------
-def _evaluate(trainer: Trainer, request: Request) -> Any:
+def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
     stage, strategy = request.stage, trainer.strategy
     _log_hyperparameters(trainer)
     found = sources(trainer, request, _LOADER_OF[stage])
-    path = snapshot.find(trainer, request.ckpt_path)
-    if path is not None:
-        trainer.ckpt_path = str(path)
-        loaded = snapshot.read(trainer, path)
+    if loaded is not None:
         with trainer.consensus():
             snapshot.restore_weights(trainer, loaded)
-    elif request.ckpt_path is not None:
-        raise ConfigurationError(f"ckpt_path={request.ckpt_path!r}: there is no checkpoint to {stage}.")
     if not strategy.trains:
         strategy.serve()
         return None

@@ -15,19 +15,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain import checkpoint as store
-from drivetrain.checkpoint import rng
+from drivetrain import snapshot_file
+from drivetrain.checkpoint import rng, single
 from drivetrain.errors import CheckpointError, TrainingError
+from drivetrain.hooks import Hooks
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
 
-def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``(shared, own)`` of the run as it stands between two steps."""
+def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``(shared, own)`` of the run as it stands between two steps, before the hooks that may change it.
+
+    Args:
+        alone: nothing is exchanged with other ranks: sums of the epoch are this rank's only, and what came after the
+            last optimizer step is left out.
+    """
     fit, module = trainer.fit_loop, trainer.lightning_module
-    if fit is not None and not weights_only:
-        if not fit.between_steps:
+    if fit is not None and not weights_only and not alone:
+        if not fit.between_steps and trainer.meanings.checkpoint != "file":
             raise TrainingError(
                 f"a checkpoint after batch {fit.batch} of epoch {fit.epoch} would lose the gradients of a window that"
                 f" is not complete (accumulate_grad_batches={trainer.accumulate_grad_batches}): save where"
@@ -36,7 +43,16 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
         fit.boundary.agree(fit.metrics)  # the losses of the steps since the last boundary belong to the curve
         fit.keep_log_boundary()
     optimizers = [] if weights_only or fit is None else fit.optimizers
-    state = trainer.strategy.state_dict(optimizers)
+    if trainer.handed_over:  # the workers had the rest and are gone
+        state = {"module": module.state_dict()}
+        if not weights_only:
+            warnings.warn(
+                "the workers have ended: the checkpoint holds the weights and no states of optimizers, so training"
+                " cannot go on from it; save within the run (ModelCheckpoint(save_last=True)) for that.",
+                stacklevel=4,
+            )
+    else:
+        state = trainer.strategy.state_dict(optimizers)
     shared: dict[str, Any] = {
         "drivetrain_version": version("drivetrain"),
         "epoch": trainer.current_epoch,
@@ -44,18 +60,24 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
         "state_dict": state["module"],
         "hyper_parameters": dict(module.hparams),
     }
+    if module.hparams_name is not None:
+        shared["hparams_name"] = module.hparams_name
     own: dict[str, Any] = {}
+    gather = trainer.strategy.communicator.all_gather_plain
     if not weights_only and fit is not None:
         shared["optimizer_states"] = state["optimizers"]
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        shared["loops"] = fit.state_dict()
+        shared["loops"] = _after_step(trainer, fit.state_dict())
+        shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
         if trainer.datamodule is not None:
             shared["datamodule"] = trainer.datamodule.state_dict()
             shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+            if trainer.datamodule.hparams_name is not None:
+                shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
         shared["metrics"] = {
-            "epoch": trainer.strategy.communicator.all_gather_plain(fit.metrics.state_dict()),
+            "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "progress_bar": dict(trainer.progress_bar_metrics),
@@ -66,16 +88,21 @@ def capture(trainer: Trainer, weights_only: bool = False) -> tuple[dict[str, Any
             "torchmetrics": _metric_states(module),
             "order": fit.source.state_dict(),
         }
-    trainer.hooks.of_callbacks("on_save_checkpoint", shared)
-    module.on_save_checkpoint(shared)
     return shared, own
 
 
 def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
-    """Save the run at ``path`` (a directory); every training rank calls it between the same two steps."""
+    """Save the run at ``path``, a directory or, with Lightning's meanings, a file; every training rank calls it between
+    the same two steps."""
+    if trainer.hooks is None:  # they ran in the workers
+        trainer.hooks = Hooks(trainer, trainer.lightning_module, trainer.callbacks)
     # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
     with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
+        if trainer.meanings.checkpoint == "file":
+            return snapshot_file.write(trainer, shared, own, Path(path), weights_only)
+        trainer.hooks.of_callbacks("on_save_checkpoint", shared)
+        trainer.lightning_module.on_save_checkpoint(shared)
         return store.save(
             path,
             shared,
@@ -88,6 +115,39 @@ def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
             communicator=trainer.strategy.communicator,
             weights_only=weights_only,
         )
+
+
+def write_alone(trainer: Trainer, path: str | Path) -> Path:
+    """Save what this rank has at ``path``, without a word to the others, who may be gone: after an exception.
+
+    The checkpoint is one of a job with one worker: random states of the other ranks start anew when it is resumed.
+
+    Raises:
+        CheckpointError: no rank alone has the whole state, training has not begun, or the disk refuses.
+    """
+    strategy = trainer.strategy
+    if strategy.communicator.world_size > 1 and not strategy.replicated:
+        raise CheckpointError(
+            f"no checkpoint was saved at {path}: under strategy={trainer.strategy_name} no worker has the whole state"
+            " by itself, and the others cannot be asked after an exception; save every few steps instead"
+            " (ModelCheckpoint(every_n_train_steps=...))"
+        )
+    if trainer.fit_loop is None or not strategy.trains:
+        raise CheckpointError(f"no checkpoint was saved at {path}: training had not begun")
+    with torch.inference_mode(False), torch.no_grad():
+        shared, own = capture(trainer, alone=True)
+        if trainer.meanings.checkpoint == "file":
+            return snapshot_file.write_alone(trainer, shared, own, Path(path))
+        trainer.hooks.of_callbacks("on_save_checkpoint", shared)
+        trainer.lightning_module.on_save_checkpoint(shared)
+        meta = {"epoch": shared["epoch"], "global_step": shared["global_step"], "strategy": trainer.strategy_name}
+        return store.save(path, shared, own, meta=meta)
+
+
+def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
+    """Where training stood after the last optimizer step: a window that is not complete is trained anew."""
+    late = 0 if trainer.between_steps else loops["batch"] % trainer.accumulate_grad_batches
+    return {**loops, "batch": loops["batch"] - late, "batches_seen": loops["batches_seen"] - late}
 
 
 def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
@@ -106,7 +166,11 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
                 spec, folder = "last", given / "checkpoints"
             elif given.is_dir() and store.ordered(given):  # a folder of checkpoints
                 spec, folder = "last", given
-            path = store.resolve(spec, folder, best)
+            if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
+                warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
+                path = None
+            else:
+                path = store.resolve(spec, folder, best)
             found = [None if path is None else str(path), None]
         except CheckpointError as error:
             found = [None, str(error)]
@@ -116,16 +180,27 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
     return None if path_text is None else Path(path_text)
 
 
-def read(trainer: Trainer, path: Path) -> store.Loaded:
+def _any(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix == single.EXTENSION for path in folder.iterdir())
+
+
+def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:
+    """The checkpoint as it is stored; ``weights_only=False`` trusts a file that needs more than plain data."""
     communicator = trainer.strategy.communicator
+    if path.is_file():
+        return snapshot_file.read(path, communicator.rank, communicator.world_size, weights_only)
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
+
+
+def show(trainer: Trainer, loaded: store.Loaded) -> None:
+    """Let the module and the callbacks see and change what is loaded, before anything is taken from it."""
+    trainer.lightning_module.on_load_checkpoint(loaded.shared)
+    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
 
 
 def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
     """The weights only, for evaluation."""
-    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
     module = trainer.lightning_module
-    module.on_load_checkpoint(loaded.shared)
     _check_names(trainer, loaded)
     trainer.strategy.load_state_dict({"module": loaded.shared["state_dict"]}, [], strict=module.strict_loading)
 
@@ -134,14 +209,13 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     """Everything that training goes on from; random states are kept back until the batches begin."""
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.fit_loop
     assert fit is not None
-    trainer.hooks.of_callbacks("on_load_checkpoint", shared)
-    module.on_load_checkpoint(shared)
-    if "loops" not in shared:
+    if "optimizer_states" not in shared:
         raise CheckpointError(
             "the checkpoint holds weights only, training cannot go on from it: load it with"
             f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
         )
     _check_names(trainer, loaded)
+    shared = snapshot_file.native(trainer, shared) if loaded.meta.get("layout") == "file" else shared
     state = {"module": shared["state_dict"], "optimizers": shared["optimizer_states"], "precision": shared["precision"]}
     if len(state["optimizers"]) != len(fit.optimizers):
         raise CheckpointError(
@@ -157,13 +231,14 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             callback.load_state_dict(shared["callbacks"][callback.state_key])
     if trainer.datamodule is not None and "datamodule" in shared:
         trainer.datamodule.load_state_dict(shared["datamodule"])
-    _restore_metrics(trainer, shared["metrics"])
+    if "metrics" in shared:
+        _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
         fit.source.load_state_dict(loaded.own.get("order", {}))
-    elif trainer.is_global_zero:
+    elif trainer.is_global_zero and "world_size" in loaded.meta:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
@@ -171,8 +246,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         )
 
 
-def _restore_metrics(trainer: Trainer, saved: dict[str, Any]) -> None:
+def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool) -> None:
+    """``within_epoch``: whether the epoch that was begun goes on, with what was logged in it."""
     communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
+    if not within_epoch:
+        saved = {**saved, "epoch": []}
     if len(saved["epoch"]) == communicator.world_size:
         metrics.load_state_dict([saved["epoch"][communicator.rank]])
     elif communicator.rank == 0:  # of another number of ranks: one of these takes what those had

@@ -7,6 +7,7 @@ complete single-process strategy; a family overrides only what it bends.
  #   entry                           called                                               default
 ===  ==============================  ===================================================  ==========================
  0   ``check_module(module, plan)``  before any process starts                            nothing
+     ``check_data(loader)``          the same, of a loader at hand; fit only              nothing
  1   ``connect(job)``                once, before the module is set up                    one rank, no group
  2   ``serve()``                     instead of the loop where ``trains`` is false        an error
  3   ``init_context()``              around ``configure_model``                           the precision's
@@ -36,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -129,12 +131,14 @@ class Strategy(StrategyView):
         trains: whether this rank runs the loop.
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         counts: whether what is logged here counts (not where another rank logs the same).
+        replicated: whether every rank has the whole state by itself between two steps, so that one can save it alone.
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
     """
 
     name = ""
+    replicated = False
 
     def __init__(self, options: Any, support: Support) -> None:
         self.options = options
@@ -156,6 +160,10 @@ class Strategy(StrategyView):
         """Raise :class:`ConfigurationError` where ``module`` cannot be trained so. Called before workers start, with
         what ``__init__`` built: what ``configure_model`` builds is seen by ``prepare`` first."""
 
+    def check_data(self, loader: Any) -> None:
+        """Raise :class:`ConfigurationError` where ``loader`` cannot be trained on so. Called before workers start with
+        a loader given to ``fit``, and on every rank with what the hooks made."""
+
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job
@@ -165,7 +173,8 @@ class Strategy(StrategyView):
         init_process_group(job, device=self.device)
         if job.world_size > 1:
             exchange = self.device if job.backend == "nccl" else torch.device("cpu")
-            self.communicator = Communicator(torch.distributed.group.WORLD, exchange)
+            patience = timedelta(seconds=job.timeout)
+            self.communicator = Communicator(torch.distributed.group.WORLD, exchange, timeout=patience)
         self.precision.connect(self.device)
 
     def serve(self) -> None:
@@ -347,11 +356,17 @@ class Strategy(StrategyView):
         """Bytes and messages of the gradients: ``bytes_sent``, ``bytes_dense`` (uncompressed), ``messages``."""
         return {}
 
+    def exposed_communication(self) -> float | None:
+        """Seconds of a backward pass in which this rank only waited for gradients, mean since training began; None
+        where the engine does not tell."""
+        return None
+
     def finish(self) -> None:
         """The stage's loop has ended in order: ranks that serve can be let go."""
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""
+        self.communicator.close()
         if self.job.world_size > 1:
             destroy_process_group(failed=error is not None)
 

@@ -17,6 +17,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
     """What the run record holds of this run (plain data); all ranks hold the same, communication apart."""
     statistics = trainer.strategy.communicator.statistics
     sent = trainer.strategy.traffic()
+    profile = trainer.strategy.communicator.stats()
     callback = trainer.checkpoint_callback
     return {
         "strategy": trainer.strategy_name,
@@ -39,6 +40,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
             "bytes_sent": statistics.bytes_sent + sent.get("bytes_sent", 0),
             "bytes_dense": statistics.bytes_sent + sent.get("bytes_dense", 0),
             "messages": statistics.messages + sent.get("messages", 0),
+            **({key: profile[key] for key in ("operations", "phases")} if profile["phases"] else {}),
         },
         "checkpoints": {
             "best": getattr(callback, "best_model_path", "") or None,

@@ -1,6 +1,7 @@
 """What goes with what: every strategy against everything that changes a step, read from the declarations.
 
-``python -m drivetrain support`` prints the table, ``--write`` puts it into the docs. No torch here.
+``python -m drivetrain support`` prints the table, ``--write`` puts it into the docs, ``--train`` sees whether it is
+true. No torch here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from drivetrain import registry
 from drivetrain.declaration import Declaration, Plan, conflicts
+from drivetrain.errors import ConfigurationError, nearest
 
 SIZES = (1, 2, 3, 4)  # worlds that are tried, to find one that a strategy takes
 
@@ -98,9 +100,12 @@ def combinations(declaration: Declaration) -> Iterator[tuple[Combination, Plan]]
 
 
 def allowed(found: Mapping[str, Declaration] | None = None) -> list[Combination]:
-    """Every combination that no declaration refuses and that a module can ask for."""
+    """Every combination that no declaration refuses and that a module can ask for; presets of another strategy are left
+    to that one."""
     result = []
     for declaration in (found or declarations()).values():
+        if declaration.preset_of is not None:
+            continue
         result += [one for one, plan in combinations(declaration) if not conflicts(plan, declaration)]
     return result
 
@@ -160,17 +165,38 @@ choice; `python -m drivetrain support --refusals` prints all combinations that a
 """
 
 
+def page(trained: Mapping[str, str]) -> str:
+    """The page of the docs, with the lines on what was trained."""
+    from drivetrain import support_report
+
+    return HEAD + table() + "\n" + support_report.section(trained)
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m drivetrain support", description=__doc__)
-    made.add_argument("--write", type=Path, default=None, help="write the table to this file instead of printing it")
+    made.add_argument("--write", type=Path, default=None, help="write the page to this file instead of printing it")
     made.add_argument("--refusals", action="store_true", help="print every refused combination of two with its reason")
-    made.add_argument("--covering", action="store_true", help="print the combinations that the tests train")
+    made.add_argument(
+        "--covering", action="store_true", help="the combinations that the tests train; alone: print them"
+    )
+    made.add_argument("--train", action="store_true", help="train every allowed combination and compare with single")
+    made.add_argument(
+        "--only", action="append", metavar="STRATEGY", help="train those of this strategy; may be repeated"
+    )
+    made.add_argument("--jobs", type=int, default=1, help="train so many combinations at a time")
+    made.add_argument("--json", type=Path, default=None, help="add each outcome to this file; what is there is kept")
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     arguments = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    if arguments.train:
+        try:
+            return _train(arguments)
+        except ConfigurationError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
     if arguments.covering:
         print(*covering(allowed()), sep="\n")
     elif arguments.refusals:
@@ -181,7 +207,35 @@ def main(argv: Sequence[str] | None = None) -> int:
                     for conflict in conflicts(replace(plain, **xs[x], **ys[y]), declaration):
                         print(f"{declaration.name} {a}={x} {b}={y}: {conflict}")
     elif arguments.write is not None:
-        arguments.write.write_text(HEAD + table() + "\n", encoding="utf-8")
+        _write(arguments.write, {})
     else:
         print(table())
     return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from drivetrain import support_report
+
+    known = declarations()
+    for name in arguments.only or []:
+        if name not in known:
+            raise ConfigurationError(f"--only {name}: {nearest(name, known)}")
+    if arguments.jobs < 1:
+        raise ConfigurationError(f"--jobs {arguments.jobs}: give 1 or more.")
+    combinations = covering(allowed()) if arguments.covering else allowed()
+    combinations = [one for one in combinations if one.strategy in (arguments.only or known)]
+    found = support_report.run(combinations, arguments.jobs, arguments.json)
+    amiss = sum(one.status != "trained" for one in found)
+    print(f"{len(found) - amiss} of {len(found)} combinations trained")
+    if arguments.write is not None:
+        _write(arguments.write, support_report.rows(found, known))
+    return 1 if amiss else 0
+
+
+def _write(path: Path, trained: Mapping[str, str]) -> None:
+    """Lines on what was trained stay where they are not replaced, in the order of the table."""
+    from drivetrain import support_report
+
+    former = support_report.kept(path.read_text(encoding="utf-8")) if path.exists() else {}
+    lines = {**former, **trained}
+    path.write_text(page({name: lines[name] for name in declarations() if name in lines}), encoding="utf-8")

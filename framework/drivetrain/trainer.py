@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
+from lightning_utilities.core.overrides import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.comm import phase
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
@@ -248,6 +251,8 @@ class Trainer(TrainerState):
             clip_algorithm=self.gradient_clip_algorithm or "norm",
             compile=bool(self.compile),
             batch=self.batch,
+            val_check_interval=self.val_check_interval,
+            check_val_every_n_epoch=self.check_val_every_n_epoch,
             automatic_optimization=automatic,
             optimizers=optimizers,
             closures=closures,
@@ -308,10 +313,13 @@ class Trainer(TrainerState):
 
         Args:
             train_dataloaders: a loader, or a data module in its place.
-            ckpt_path: go on from ``"last"``, ``"best"``, ``"auto"`` (the newest, or from the start) or a path.
+            ckpt_path: go on from ``"last"``, ``"best"``, ``"auto"`` (the newest, or from the start) or a path, of a
+                checkpoint that drivetrain wrote or of a file that Lightning wrote.
+            weights_only: False: trust a checkpoint file that holds objects of arbitrary classes.
         """
         train, datamodule = _data(train_dataloaders, datamodule)
-        self._run(Request("fit", model, {"train": train, "val": val_dataloaders}, datamodule, ckpt_path))
+        loaders = {"train": train, "val": val_dataloaders}
+        self._run(Request("fit", model, loaders, datamodule, ckpt_path, weights_only=weights_only))
 
     def validate(
         self,
@@ -323,7 +331,7 @@ class Trainer(TrainerState):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Validate; one dict of metrics per loader."""
-        return self._evaluate("validate", "val", model, dataloaders, ckpt_path, verbose, datamodule)
+        return self._evaluate("validate", "val", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def test(
         self,
@@ -335,7 +343,7 @@ class Trainer(TrainerState):
         weights_only: bool | None = None,
     ) -> list[dict[str, float]]:
         """Test; one dict of metrics per loader. Without ``model`` the best checkpoint of the last fit is tested."""
-        return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule)
+        return self._evaluate("test", "test", model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     def predict(
         self,
@@ -350,9 +358,9 @@ class Trainer(TrainerState):
         a list of lists where there are several loaders. Each sample is predicted once."""
         loader, datamodule = _data(dataloaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
-        keep = return_predictions is not False
-        datamodule = datamodule or self.datamodule
-        parts = self._run(Request("predict", model, {"predict": loader}, datamodule, ckpt_path, keep_predictions=keep))
+        request = Request("predict", model, {"predict": loader}, datamodule or self.datamodule, ckpt_path)
+        request.weights_only, request.keep_predictions = weights_only, return_predictions is not False
+        parts = self._run(request)
         if return_predictions is False or parts is None:
             return None
         merged = [[item for _, _, item in sorted(loader, key=lambda part: part[:2])] for loader in parts]
@@ -364,9 +372,20 @@ class Trainer(TrainerState):
         """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
         if self.lightning_module is None:
             raise ConfigurationError("save_checkpoint needs a module: call fit first.")
+        if storage_options is not None:
+            raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
         clock = perf_counter()
-        snapshot.write(self, filepath, bool(weights_only))
+        with phase.during(phase.CHECKPOINT):
+            snapshot.write(self, filepath, bool(weights_only))
         self.timing.add("checkpoint", clock)
+
+    def save_alone(self, filepath: str | Path) -> None:
+        """Save what this rank has at ``filepath`` without the other ranks: what a callback may do in ``on_exception``.
+
+        Raises:
+            CheckpointError: the strategy leaves no rank the whole state, or the disk refuses.
+        """
+        snapshot.write_alone(self, filepath)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first worker only, above the progress bar."""
@@ -396,11 +415,20 @@ class Trainer(TrainerState):
 
     # -- running ------------------------------------------------------------------------------------------------
     def _evaluate(
-        self, stage: str, which: str, model: Any, loaders: Any, ckpt_path: Any, verbose: bool, datamodule: Any
+        self,
+        stage: str,
+        which: str,
+        model: Any,
+        loaders: Any,
+        ckpt_path: Any,
+        verbose: bool,
+        datamodule: Any,
+        weights_only: bool | None,
     ) -> list[dict[str, float]]:
         loader, datamodule = _data(loaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
-        return self._run(Request(stage, model, {which: loader}, datamodule or self.datamodule, ckpt_path, verbose))
+        data = datamodule or self.datamodule
+        return self._run(Request(stage, model, {which: loader}, data, ckpt_path, verbose, weights_only))
 
     def _known(self, model: TrainModule | None, ckpt_path: Any) -> tuple[TrainModule, Any]:
         if model is not None:
@@ -431,20 +459,29 @@ class Trainer(TrainerState):
         """Join ``job``; does nothing when that is done."""
         if self._connected:
             return
+        if Trainer._in_job is not None and job.origin != "inline":  # an earlier one of the script makes room
+            Trainer._in_job.close()
         self.job = job if job.origin != "inline" else None
+        if self.job is not None:
+            self.node_rank = job.node_rank
         self.strategy.connect(job)
+        setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True
         if self.job is not None:
+            Trainer._in_job = self
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
         mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
         self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
 
     _connected = False
+    _in_job: ClassVar[Trainer | None] = None  # the one of this process that holds its process group
 
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:
             self._connected = False
+            if Trainer._in_job is self:
+                Trainer._in_job = None
             atexit.unregister(self.close)
             self.strategy.close(error)
 
@@ -454,7 +491,7 @@ class Trainer(TrainerState):
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
         self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
-        keys = [c.state_key for c in self.callbacks if type(c).state_dict is not Callback.state_dict]
+        keys = [c.state_key for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")
@@ -565,8 +602,10 @@ class Trainer(TrainerState):
             return
         self._shown["log"].update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
         if epoch:
-            step = int(scalars.pop("step", step))
-            scalars.setdefault("epoch", float(self.current_epoch))
+            if "step" in scalars:
+                step = int(scalars.pop("step"))
+            else:
+                scalars.setdefault("epoch", float(self.current_epoch))
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))

@@ -83,6 +83,11 @@ class TrainerState:
         return self._adopted.get("optimizer_steps" if self.meanings.steps == "optimizer" else "global_step", 0)
 
     @property
+    def handed_over(self) -> bool:
+        """Whether the last stage ran in workers that this process started, and that have ended."""
+        return self.job is None and self.world_size > 1
+
+    @property
     def batches_stepped(self) -> int:
         """Batches (windows) on which optimizers stepped: what metrics are written beside."""
         return self._adopted.get("global_step", 0) if self.fit_loop is None else self.fit_loop.global_step
@@ -227,7 +232,7 @@ class TrainerState:
         if self.sanity_checking:
             stage = RunningStage.SANITY_CHECKING
         elif self.evaluating or self.predicting:
-            stage = RunningStage(self.stage if self.stage != "fit" else "validate")
+            stage = RunningStage("validate" if self.stage in ("fit", None) else self.stage)
         elif self.training:
             stage = RunningStage.TRAINING
         words = {"idle": "initializing", "running": "running", "interrupted": "interrupted", "failed": "interrupted"}
@@ -336,5 +341,6 @@ class TrainerState:
         per_epoch = self.num_training_batches
         if per_epoch == float("inf"):
             return self.max_steps if self.max_steps != -1 else per_epoch
-        steps = -(-int(per_epoch) // self.accumulate_grad_batches) * max(self.max_epochs, 1)
+        windows = 1 if self.strategy.support.rounds else -(-int(per_epoch) // self.accumulate_grad_batches)
+        steps = windows * max(self.max_epochs, 1)
         return steps if self.max_steps == -1 else min(steps, self.max_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 from collections.abc import Callable
@@ -164,3 +165,33 @@ def test_trying_a_scheduler_leaves_no_trace(name: str) -> None:
             optimizer.step()
             scheduler.step()
     assert rates[0] == rates[1]
+
+
+def test_monitors_write_where_time_and_traffic_go(tiny: list[str]) -> None:
+    assert app.run([*tiny, "strategy=ring", "callbacks=profile", "logger=csv", "hydra.run.dir=ring"]) == 0
+    told = run_of("ring")["communication"]
+    ring, phases = told["operations"]["ring"], told["phases"]
+    steps = run_of("ring")["global_step"]
+    assert ring["calls"] >= steps and ring["bytes_sent"] > 0
+    assert ring["algorithm_bandwidth"] == pytest.approx(ring["bus_bandwidth"])  # 2 (N - 1) / N is one for two ranks
+    assert phases["backward"]["ring"]["calls"] == ring["calls"]
+    assert {"boundary", "evaluation", "checkpoint"} <= set(phases)
+    counted = sum(row["bytes_sent"] for rows in phases.values() for row in rows.values())
+    assert 0 < counted <= told["bytes_sent"]
+
+    (table,) = Path("ring").rglob("metrics.csv")
+    with table.open(newline="") as file:
+        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    perf = [row for row in rows if "perf/step" in row]
+    comm = [row for row in rows if "comm/bytes_per_step" in row]
+    assert len(perf) == len(comm) == steps
+    for row in perf:
+        parts = [value for name, value in row.items() if name.startswith("perf/")]
+        assert min(parts) >= 0 and row["perf/communication_exposed"] > 0
+        spent = [row[f"perf/{part}"] for part in ("data", "forward", "backward", "optimizer", "checkpoint", "other")]
+        assert sum(spent) + row["perf/communication"] >= row["perf/step"] * 0.999
+    assert sum(row["perf/checkpoint"] for row in perf) > 0
+    sent = sum(row["comm/bytes_per_step"] for row in comm)
+    backward = sum(row["comm/backward/bytes_per_step"] for row in comm)
+    assert 0 < backward == ring["bytes_sent"] <= sent
+    assert all(row["comm/ring/bus_bandwidth"] > 0 for row in comm)

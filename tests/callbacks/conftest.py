@@ -56,6 +56,8 @@ class FakeTrainer:
     num_val_batches: list[int] = field(default_factory=lambda: [2])
     num_test_batches: list[int] = field(default_factory=lambda: [3])
     max_epochs: int = 3
+    val_check_interval: float = 1.0
+    check_val_every_n_epoch: int | None = 1
     log_every_n_steps: int = 2
     log_dir: Path | None = None
     num_nodes: int = 1

@@ -39,8 +39,8 @@ def test_stops(
 ) -> None:
     trainer, stopping = run(make_trainer, values, **arguments)
     assert trainer.current_epoch == epochs
-    assert reason in stopping.stopping_reason
-    assert trainer.should_stop == bool(stopping.stopping_reason)
+    assert reason in (stopping.stopping_reason_message or "")
+    assert trainer.should_stop == bool(stopping.stopping_reason_message) == bool(stopping.stopping_reason.value)
     assert stopping.stopped_epoch == (epochs - 1 if trainer.should_stop else 0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.checkpoint import LAST, find, load, manifest, save
+from drivetrain.checkpoint import LAST, find, load, manifest, save, single
 from drivetrain.errors import CheckpointError
 
 
@@ -192,3 +192,31 @@ def test_half_removed_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert find.ordered(tmp_path) == []
     make(tmp_path, 2)
     assert [child.name for child in tmp_path.iterdir()] == ["step=2.ckpt"]
+
+
+def test_files_are_found_as_folders_are(tmp_path: Path) -> None:
+    """Checkpoints in one file: by their age, before folders; ``last`` is a file, a version of it or a link."""
+    make(tmp_path, 9)
+    old, new = (single.write({"step": step}, tmp_path / f"step={step}.ckpt") for step in (1, 2))
+    os.utime(old, (1, 1))
+    assert find.resolve("auto", tmp_path) == find.resolve("last", tmp_path) == new
+    assert find.resolve("step=1.ckpt", tmp_path) == old
+    assert find.point_last(tmp_path, old.name).is_symlink()
+    assert find.resolve("last", tmp_path) == old
+    find.remove(old)
+    assert not old.exists() and os.readlink(tmp_path / LAST) == new.name, "it never points at nothing"
+    (tmp_path / LAST).unlink()
+    whole = single.write({"step": 0}, tmp_path / LAST)
+    os.utime(whole, (2, 2))
+    assert find.resolve("last", tmp_path) == whole
+    newer = single.write({"step": 0}, tmp_path / "last-v1.ckpt")
+    assert find.resolve("last", tmp_path) == newer
+    newer.write_bytes(newer.read_bytes()[:-30])
+    with pytest.warns(UserWarning, match=r"last-v1.ckpt is damaged: .* going back to the checkpoint before it"):
+        assert find.resolve("last", tmp_path) == whole
+    with pytest.raises(CheckpointError, match="is a checkpoint itself"):
+        find.point_last(tmp_path, new.name)
+    with pytest.raises(CheckpointError, match=r"did you mean 'step=2\.ckpt'"):
+        find.resolve("step=22.ckpt", tmp_path)
+    (tmp_path / "text.ckpt").write_text("step=9.ckpt\n")
+    assert find.resolve("text.ckpt", tmp_path) == tmp_path / "step=9.ckpt", "a small text is still a link"

@@ -20,7 +20,7 @@ from drivetrain.comm.topologies.tree import tree
 from drivetrain.errors import ConfigurationError
 
 
-@pytest.mark.parametrize("world_size", [*range(1, 17), 64])
+@pytest.mark.parametrize("world_size", [*range(1, 14), 33])
 def test_ring_is_an_all_reduce_of_least_traffic(world_size: int) -> None:
     schedule = ring(world_size)
     check(schedule)
@@ -125,6 +125,12 @@ def test_places_are_named_among_thousands_of_ranks() -> None:
     ) as caught:
         check(broken)
     assert (caught.value.rank, caught.value.chunk) == (3, 0)
+    large = ring(512)
+    sent = large.rounds[500].messages()
+    sent = replace(sent, chunk=np.where(sent.source == 77, (sent.chunk + 1) % 512, sent.chunk))
+    rounds = (*large.rounds[:500], Round.listed("reduce_scatter", 500, 512, sent), *large.rounds[501:])
+    with pytest.raises(ScheduleError, match="round 500, rank 78, chunk 90: adding counts the contribution of ranks"):
+        check(replace(large, rounds=rounds))
 
 
 def test_a_harmless_addition_is_not_refused_and_a_doubled_one_is_however_often() -> None:

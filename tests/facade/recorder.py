@@ -172,7 +172,7 @@ Project = Callable[[Any], dict[str, Any]]
 
 
 def lead(L: Any, project: Project, stages: tuple[str, ...] = ("fit",), **options: Any) -> tuple[Diary, Any, Any]:
-    """Run ``project(L)``: a dict of ``module`` class and optionally ``data`` class, ``fit`` arguments, ``callbacks``."""
+    """Run ``project(L)``: a dict of ``module`` class, perhaps ``data`` class, ``fit`` arguments and ``callbacks``."""
     torch.manual_seed(5)
     diary = Diary()
     parts = project(L)

@@ -127,6 +127,28 @@ def test_a_run_resumed_in_mid_epoch_has_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_a_module_may_rebuild_itself_after_its_checkpoint(tmp_path: Path) -> None:
+    class Growing(Linear):
+        def __init__(self, size: int = 1) -> None:
+            super().__init__(lr=0.1)
+            self.layer = nn.Linear(1, size)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.layer(batch[0].reshape(-1, 1)).pow(2).mean() + super().training_step(batch, batch_idx)
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.layer = nn.Linear(1, len(checkpoint["state_dict"]["layer.bias"]))
+
+    trainer = L.Trainer(**SILENT, max_epochs=1)
+    trainer.fit(Growing(size=3), ones(4, 2))
+    trainer.save_checkpoint(tmp_path / "three.ckpt")
+    module = Growing()
+    trainer = L.Trainer(**SILENT, max_epochs=2)
+    trainer.fit(module, ones(4, 2), ckpt_path=tmp_path / "three.ckpt")
+    trained = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    assert module.layer.out_features == 3 and {id(p) for p in module.parameters()} == trained
+
+
 # -- two workers ------------------------------------------------------------------------------------------------
 class Values(IterableDataset[Any]):
     """Batches of other sizes on each rank: values 0, 0, 0, 0 and 1 on the first, 10, 10, 10, 10 on the second."""
@@ -160,6 +182,7 @@ class Noted(Linear):
         self.seen["gathered"] = list(self.all_gather(torch.tensor([self.global_rank])).shape)
         self.seen["said"] = self.trainer.strategy.broadcast(["of", self.global_rank], src=1)
         self.seen["any"] = self.trainer.strategy.reduce_boolean_decision(self.global_rank == 1, all=False)
+        self.seen["first"] = L.utilities.rank_zero_only(lambda: True)()
         (Path(self.folder) / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -192,6 +215,7 @@ def test_what_is_logged_without_sync_dist_is_each_ranks_own(two_ranks: Any) -> N
         assert seen["own_at_end"] == float(rank) and seen["mean_at_end"] == 0.5
         assert seen["reduced"] == 1.5 and seen["gathered"] == [2, 1]
         assert seen["said"] == ["of", 1] and seen["any"] is True
+        assert seen["first"] is (True if rank == 0 else None)
 
 
 def test_no_message_but_gradients_between_boundaries(two_ranks: Any) -> None:

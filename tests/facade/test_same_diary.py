@@ -255,6 +255,157 @@ def together(L: Any) -> dict[str, Any]:
     return {"module": Module, "fit": {"train_dataloaders": loaders}}
 
 
+def by_hand(L: Any) -> dict[str, Any]:
+    """Manual optimisation that steps on every second batch; nested hyper-parameters; a value called step."""
+
+    class Module(L.LightningModule):
+        def __init__(self, sizes: Any = (6, 3), **more: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters(ignore=["more"])
+            self.net = nn.Linear(*sizes)
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            optimizer = self.optimizers()
+            loss = cross_entropy(self.net(batch[0]), batch[1])
+            self.manual_backward(loss / 2)
+            if (batch_idx + 1) % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.log("loss", loss, prog_bar=True)
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.log("step", 10.0 * self.current_epoch)
+            self.log("rate", self.optimizers().param_groups[0]["lr"])
+            self.lr_schedulers().step()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+
+    return {"module": Module, "fit": {"train_dataloaders": loader(shuffle=True)}}
+
+
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Draws from torch's generator for each sample."""
+
+    def __len__(self) -> int:
+        return 18
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(6) + index, index % 3
+
+
+def sampled(L: Any) -> dict[str, Any]:
+    """A weighted sampler, augmentation, a stream validated on by number of batches, a closure that is called often."""
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, *args: Any) -> None:
+            self.log("val", cross_entropy(self.net(batch[0]), batch[1]), on_step=True)
+
+        def on_validation_epoch_end(self) -> None:
+            self.seen = float(self.trainer.callback_metrics.get("val", -1.0))
+            self.log("seen", self.seen)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), lr=0.05, max_iter=3)
+
+    weights = torch.utils.data.WeightedRandomSampler([1.0 + i for i in range(18)], 12)
+    train = torch.utils.data.DataLoader(Augmented(), batch_size=4, sampler=weights)
+    return {
+        "module": Module,
+        "fit": {"train_dataloaders": train, "val_dataloaders": torch.utils.data.DataLoader(Stream(), batch_size=4)},
+    }
+
+
+def read_by_workers(L: Any) -> dict[str, Any]:
+    """Loader processes, augmentation in them, a batch sampler of the project's own."""
+    parts = sampled(L)
+    order = torch.utils.data.BatchSampler(torch.utils.data.RandomSampler(Augmented()), 5, drop_last=True)
+    train = torch.utils.data.DataLoader(Augmented(), batch_sampler=order, num_workers=1)
+    parts["fit"] = {"train_dataloaders": train, "val_dataloaders": [loader(10)]}
+    return parts
+
+
+def own_loaders(L: Any) -> dict[str, Any]:
+    """The module's own loaders, a callback of the module, early stopping by hand, evaluation before and after."""
+
+    class Telling(L.Callback):
+        def __init__(self) -> None:
+            self.times = 0
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.times += 1
+            pl_module.log("times", float(self.times), on_step=True, on_epoch=False)
+            trainer.callback_metrics["by_hand"] = torch.tensor(1.0)
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.sanity_checking and trainer.current_epoch >= 1:
+                trainer.should_stop = True
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.log("from_callback", float(trainer.current_epoch), prog_bar=True)
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.kept: list[Any] = []
+
+        def configure_callbacks(self) -> Any:
+            return Telling()
+
+        def setup(self, stage: str) -> None:
+            self.scale = 2.0 if stage == "fit" else 1.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            opt = self.optimizers()
+            self.log("lr", opt.param_groups[0]["lr"], prog_bar=True)
+            loss = cross_entropy(self.net(batch[0]), batch[1])
+            self.log_dict({"train/loss": loss, "train/scaled": loss * self.scale}, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            scores = self.net(batch[0])
+            self.kept.append(scores)
+            self.log("val/best", scores.max(), reduce_fx="max")
+            self.log("val/all", scores.mean(), on_step=False, on_epoch=True, prog_bar=True, batch_size=1)
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/kept", torch.cat(self.kept).mean())
+            self.kept.clear()
+
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return self.net(batch[0]) + dataloader_idx
+
+        def train_dataloader(self) -> Any:
+            return loader(shuffle=True)
+
+        def val_dataloader(self) -> Any:
+            return {"one": loader(10), "other": loader(6, seed=2)} if self.trainer.validating else loader(10)
+
+        def predict_dataloader(self) -> Any:
+            return [loader(6), loader(5, seed=3)]
+
+        def configure_optimizers(self) -> Any:
+            first = torch.optim.AdamW(self.net.parameters(), lr=0.1)
+            warm = torch.optim.lr_scheduler.LinearLR(first, 0.5, total_iters=4)
+            decay = torch.optim.lr_scheduler.ExponentialLR(first, 0.9)
+            return [first], [{"scheduler": warm, "interval": "step", "frequency": 1}, decay]
+
+    return {"module": Module}
+
+
 CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "classifier, all stages": (classifier, ("fit", "validate", "test", "predict"), {}),
     "classifier, validation in mid-epoch, clipping": (
@@ -276,6 +427,16 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "gan, max_steps": (gan, ("fit",), {"max_steps": 7, "max_epochs": 5}),
     "overriding": (overriding, ("fit",), {"max_epochs": 3}),
     "skipping": (skipping, ("fit",), {}),
+    "by hand": (by_hand, ("fit",), {"max_epochs": 3}),
+    "sampled": (sampled, ("fit",), {"val_check_interval": 2, "limit_val_batches": 2}),
+    "sampled, over epochs": (sampled, ("fit",), {"val_check_interval": 4, "check_val_every_n_epoch": None}),
+    "read by workers": (read_by_workers, ("fit",), {"min_epochs": 1}),
+    "own loaders": (own_loaders, ("validate", "fit", "validate", "predict"), {"max_epochs": 4}),
+    "own loaders, no epoch by time": (
+        own_loaders,
+        ("fit",),
+        {"max_steps": 5, "limit_val_batches": 0.5, "min_steps": 3},
+    ),
     "together": (together, ("fit",), {}),
 }
 

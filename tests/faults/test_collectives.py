@@ -11,6 +11,8 @@ from torch import nn
 
 from drivetrain import Callback
 from drivetrain.comm.bucket_hook import ScheduledAllReduce
+from drivetrain_plugins.callbacks.communication_monitor import CommunicationMonitor
+from drivetrain_plugins.callbacks.performance_monitor import PerformanceMonitor
 from tests.runs import Classifier, loader, train
 
 STEPS = 40
@@ -68,8 +70,9 @@ class Counter(Callback):
 @pytest.mark.parametrize("strategy", ["ddp", "ring"])
 def test_no_collective_between_log_boundaries(strategy: str) -> None:
     counter = Counter()
+    watched = [counter, CommunicationMonitor(), PerformanceMonitor()]  # they measure, and exchange nothing for it
     run = train(
-        Classifier, strategy, 2, data=loader(8 * STEPS), max_epochs=1, callbacks=[counter], log_every_n_steps=EVERY
+        Classifier, strategy, 2, data=loader(8 * STEPS), max_epochs=1, callbacks=watched, log_every_n_steps=EVERY
     )
     assert run.steps == STEPS
     counts = {step: counter.by_step[str(step)] for step in range(1, STEPS + 1)}

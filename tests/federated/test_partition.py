@@ -42,10 +42,30 @@ def test_dirichlet_skews_labels_the_more_the_smaller_alpha() -> None:
     assert _skew(parts[1000.0]) < 0.03
 
 
-@pytest.mark.parametrize(("clients", "alpha", "least"), [(100, 0.01, 5), (501, 1.0, 1)])
-def test_dirichlet_gives_up_in_one_sentence(clients: int, alpha: float, least: int) -> None:
-    with pytest.raises(ConfigurationError, match="no Dirichlet partition"):
-        dirichlet(LABELS, clients, alpha, 1, least)
+@pytest.mark.parametrize(
+    ("labels", "clients", "alpha", "least"),
+    [
+        (LABELS, 100, 0.01, 5),
+        (LABELS, 100, 1e-6, 3),
+        (LABELS, 40, 1e-300, 1),
+        ([0, 1, 2] * 4, 10, 0.05, 1),
+        ([7] * 12, 12, 1.0, 1),
+    ],
+)
+def test_dirichlet_gives_every_client_its_samples(labels: list[int], clients: int, alpha: float, least: int) -> None:
+    """Whatever is drawn: no draw gives a hundred clients of alpha 0.01 five samples each."""
+    parts = dirichlet(labels, clients, alpha, 1, least)
+    assert _is_partition(parts, len(labels)) and len(parts) == clients
+    assert min(map(len, parts)) >= least
+    assert parts == dirichlet(labels, clients, alpha, 1, least)
+
+
+@pytest.mark.parametrize(
+    ("least", "said"), [(1, "at most 500"), (2, "min_samples=2: set strategy.clients to at most 250"), (501, "lower")]
+)
+def test_too_few_samples_in_one_sentence(least: int, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        dirichlet(LABELS, 501, 1.0, 1, least)
 
 
 class Pairs(Dataset[Any]):

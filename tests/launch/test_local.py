@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -282,9 +283,14 @@ def test_taken_port_is_named() -> None:
 
 def test_forkserver_runs_closures_and_leaves_nothing() -> None:
     base = 40
-    values = launch(lambda job, payload: base + job.rank + payload["more"], {"more": 1}, workers=2,
-                    start_method="forkserver")  # fmt: skip
-    assert values == {0: 41, 1: 42}
+
+    def work(job: Job, payload: dict[str, Any]) -> Any:
+        return [base + job.rank + payload["more"], multiprocessing.get_start_method()]
+
+    values = launch(work, {"more": 1}, workers=2, start_method="forkserver")
+    # A worker's own processes (of data loaders) start as they would in the launcher.
+    usual = multiprocessing.get_context().get_start_method()
+    assert values == {0: [41, usual], 1: [42, usual]}
 
 
 def test_forkserver_needs_what_can_be_pickled() -> None:

@@ -77,13 +77,20 @@ def test_torchrun(tmp_path: Path) -> None:
 TWICE = """
 import os, sys, time
 sys.path.insert(0, {repository!r})
-from tests.runs import train
+from tests.runs import loader, train
 
-for late in (0, 1, 0):
-    outcome = train(strategy="ring", devices=2)
-    outcome.trainer.close()
+made = []
+for late, closed in ((0, True), (1, False), (0, False)):
+    outcome = train(strategy="ring", devices=2, validation=loader(23, 5, shuffle=False))
+    made.append(outcome)
+    if closed:
+        outcome.trainer.close()
     if int(os.environ["RANK"]) == late:  # the other comes early and must not meet what this one left behind
-        time.sleep(2)
+        time.sleep(1.5)
+assert [outcome.curve for outcome in made[1:]] == [made[0].curve] * 2
+first = made[0]  # which left the job and comes back
+found = first.trainer.validate(first.module, loader(23, 5, shuffle=False), verbose=False)[0]
+assert abs(found["val/loss"] - first.metrics["val/loss"]) < 1e-12, (found, first.metrics)
 """
 
 

@@ -28,8 +28,8 @@ def _until_told(job: Job, payload: dict[str, Any]) -> None:
         raise Interrupted(signum)
 
 
-def _program(folder: Path, how: str, grace: float) -> None:
-    launch(_until_told, {"folder": str(folder), "how": how}, workers=2, grace=grace)
+def _program(folder: Path, how: str, grace: float, start_method: str = "auto") -> None:
+    launch(_until_told, {"folder": str(folder), "how": how}, workers=2, grace=grace, start_method=start_method)
 
 
 def _ready(folder: Path) -> None:
@@ -89,11 +89,13 @@ def test_second_control_c_waits_for_nobody(tmp_path: Path) -> None:
         assert process.exitcode == 130
 
 
-def test_workers_die_with_their_launcher(tmp_path: Path) -> None:
-    with programs.forked(_program, tmp_path, "deaf", 4.0) as process:
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_workers_die_with_their_launcher(start_method: str, tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, "deaf", 4.0, start_method) as process:
         assert process.pid is not None
         _ready(tmp_path)
         workers = programs.descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
-        assert programs.all_gone(workers, 1.0)
+        # A forkserver has all of torch to take down before it goes, and they with it.
+        assert programs.all_gone(workers, 1.0 if start_method == "fork" else 5.0)
     remove_stale()  # a killed launcher cannot clear its folder; the next start does

@@ -1,4 +1,4 @@
-"""Messages: what goes in comes out, what is no message is refused, parameters are divided evenly."""
+"""Messages: what goes in comes out, what is no message is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivetrain_plugins.parameter_server.layout import Layout, divide
+from drivetrain_plugins.parameter_server.layout import Layout
 from drivetrain_plugins.parameter_server.wire import DTYPES, Message, WireError, decode, encode
 
 
@@ -64,14 +64,6 @@ def test_what_is_no_message_is_refused(frames: list[bytes]) -> None:
 def test_noise_is_refused_and_nothing_worse(frames: list[bytes]) -> None:
     with pytest.raises(WireError):
         decode(frames)
-
-
-@given(st.dictionaries(st.text(max_size=4), st.integers(0, 10**6), min_size=1, max_size=30), st.integers(1, 5))
-def test_parameters_are_divided_evenly(sizes: dict[str, int], servers: int) -> None:
-    shares = divide(sizes, servers)
-    assert sorted(name for share in shares for name in share) == sorted(sizes)
-    loads = [sum(sizes[name] for name in share) for share in shares]
-    assert max(loads) <= 4 / 3 * max(sum(sizes.values()) / servers, *sizes.values())
 
 
 def test_a_layout_flattens_and_splits() -> None:

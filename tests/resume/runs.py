@@ -18,7 +18,7 @@ from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.runs import QUIET, dataset, loader, seeded
 
 END = "end.ckpt"
-DEPENDS_ON_PLACE = ("dirpath", "best_model_path")
+DEPENDS_ON_PLACE = ("dirpath", "best_model_path", "best_k_models", "kth_best_model_path", "last_model_path")
 
 
 class Everything(TrainModule):

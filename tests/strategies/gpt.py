@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
+from drivetrain.support_modules import CONTEXT, VOCAB, token_loader, tokens
 from recipes.char_lm.module import CharLM
 from tests.runs import seeded
 
-VOCAB, CONTEXT = 32, 12
+__all__ = ["CONTEXT", "VOCAB", "TinyGPT", "three_heads", "tiny_gpt", "token_loader", "tokens"]
 
 
 class TinyGPT(CharLM):
@@ -34,13 +30,3 @@ def tiny_gpt(tied: bool = False) -> TinyGPT:
 def three_heads() -> TinyGPT:
     """For three ranks that share the heads of every block."""
     return TinyGPT(heads=3)
-
-
-def tokens(samples: int = 59) -> TensorDataset:
-    """Random sequences and what follows each place; 59 leave a tail under every batch size that is used."""
-    drawn = torch.randint(VOCAB, (samples, CONTEXT + 1), generator=torch.Generator().manual_seed(5))
-    return TensorDataset(drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous())
-
-
-def token_loader(samples: int = 59, batch_size: int = 8, shuffle: bool = True) -> DataLoader[Any]:
-    return DataLoader(tokens(samples), batch_size=batch_size, shuffle=shuffle)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from drivetrain import Callback, Trainer, TrainModule, checkpoint
 from drivetrain.errors import ConfigurationError
-from tests.resume.runs import Everything, assert_same, fit, noisy_loader
+from tests.resume.runs import END, Everything, assert_same, fit, noisy_loader
 from tests.runs import QUIET, Classifier, Outcome, dataset, difference, loader, seeded, train
 
 WHOLE = {"batch_size": 51, "max_epochs": 4}
@@ -133,14 +133,61 @@ def test_goes_on_from_another_strategys_weights_and_says_what_it_sent(tmp_path: 
 
         def on_train_end(self, trainer: Trainer, module: TrainModule) -> None:
             sent = trainer.strategy.traffic()
-            size = 8 * sum(p.numel() for p in module.parameters())
-            assert sent == {"bytes_sent": size, "bytes_dense": size, "messages": 2}
+            size = 2 * 8 * sum(p.numel() for p in module.parameters())  # of the epoch that ddp had begun, and another
+            assert sent == {"bytes_sent": size, "bytes_dense": size, "messages": 4}
             (tmp_path / f"looked{trainer.global_rank}").touch()
 
     options = {**QUIET, "precision": "64-true", "max_epochs": 2, "num_sanity_val_steps": 0, "callbacks": [Looks()]}
     trainer = Trainer(strategy=federated(clients=3), devices=2, **options)
     trainer.fit(Everything(), loader(18, 4), loader(7, 3, shuffle=False), ckpt_path=saved)
     assert all((tmp_path / f"looked{rank}").exists() for rank in range(2))
+
+
+def test_a_finished_epoch_stays_finished_under_another_kind_of_strategy(tmp_path: Path) -> None:
+    """Five batches and three steps of ``single`` are an epoch, and so is one round; a checkpoint is of either."""
+    rounds = federated(clients=3)
+    options: dict[str, Any] = {"val_check_interval": 1.0, "num_sanity_val_steps": 0}
+    fit(tmp_path / "round", "validation", strategy=rounds, max_epochs=1, **options)
+    fit(tmp_path / "steps", "batch", strategy="single", max_epochs=1, **options)
+    cases: list[tuple[str, Any, int, int]] = [
+        ("round/1-validation-0", "single", 1, 1),
+        ("round/1-validation-0", "single", 2, 4),
+        ("steps/3-batch-0", rounds, 1, 3),
+        ("steps/3-batch-0", rounds, 2, 4),
+        ("steps/1-batch-0", rounds, 1, 2),  # begun only: the round is made
+    ]
+    for name, strategy, epochs, steps in cases:
+        there = tmp_path / f"{name.replace('/', '-')}-{epochs}"
+        fit(there, resume=tmp_path / f"{name}.ckpt", strategy=strategy, max_epochs=epochs, **options)
+        ended = checkpoint.load(there / END).shared
+        assert (ended["epoch"], ended["global_step"]) == (epochs, steps), name
+        before = checkpoint.load(tmp_path / f"{name}.ckpt").shared
+        same = all(torch.equal(value, before["state_dict"][key]) for key, value in ended["state_dict"].items())
+        assert same == (steps == before["global_step"]), name
+
+
+class Validations(Callback):
+    def __init__(self) -> None:
+        self.after: list[int] = []
+
+    def on_validation_end(self, trainer: Trainer, module: TrainModule) -> None:
+        self.after.append(trainer.global_step)
+        assert trainer.estimated_stepping_batches == 5
+
+
+def test_validation_and_schedules_count_rounds() -> None:
+    for options, after in (
+        ({}, [1, 2, 3, 4, 5]),
+        ({"val_check_interval": 1}, [1, 2, 3, 4, 5]),
+        ({"val_check_interval": 2, "check_val_every_n_epoch": None}, [2, 4]),
+        ({"check_val_every_n_epoch": 2}, [2, 4]),
+    ):
+        seen = Validations()
+        run(federated(clients=3), max_epochs=5, callbacks=[seen], **options)
+        assert seen.after == after
+    for interval in (0.5, 3):
+        with pytest.raises(ConfigurationError, match=f"within a round.*val_check_interval={interval}"):
+            Trainer(strategy=federated(), val_check_interval=interval, **QUIET)
 
 
 class StopsFirstBatch(Callback):

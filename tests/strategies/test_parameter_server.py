@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Callback, Trainer, TrainModule
+from drivetrain import Callback, Trainer, TrainModule, checkpoint
 from drivetrain.errors import ConfigurationError
-from tests.runs import QUIET, Classifier, difference, loader, train
+from tests.resume.runs import END, Everything, fit
+from tests.runs import QUIET, Classifier, difference, loader, seeded, train
 from tests.strategies.gpt import TinyGPT
 from tests.strategies.parity import check_parity
 
@@ -141,6 +143,35 @@ def test_async_runs_with_and_without_a_bound(bound: int | None) -> None:
     assert all(math.isfinite(loss) for _, loss in run.curve)
 
 
+class Wide(Everything):
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+        self.net[0] = seeded(lambda: nn.Linear(6, 64))
+        self.net[3] = seeded(lambda: nn.Linear(64, 4), seed=1)
+
+
+def test_large_tensors_are_spread_over_the_servers(tmp_path: Path) -> None:
+    """Both matrices are more than a server is to have. Checkpoints are of whole tensors, and from one a
+    run goes on in one process or on other servers, to the same end."""
+    options: dict[str, Any] = {"val_check_interval": 1.0, "max_epochs": 2, "data": loader(18, 4)}
+    whole = fit(tmp_path / "whole", module=Wide(), **options)
+    pieces = fit(tmp_path / "pieces", "validation", module=Wide(), strategy=server(servers=2), devices=3, **options)
+    saved = pieces / "3-validation-0.ckpt"
+    ways: list[tuple[Any, int]] = [("single", 1), (server(servers=3), 5), (server(servers=2), 3)]
+    folders = [pieces]
+    for number, (strategy, devices) in enumerate(ways):
+        folder = tmp_path / str(number)
+        folders.append(fit(folder, module=Wide(), resume=saved, strategy=strategy, devices=devices, **options))
+    expected = checkpoint.load(whole / END).shared
+    for folder in folders:
+        found = checkpoint.load(folder / END).shared
+        for name, value in expected["state_dict"].items():
+            torch.testing.assert_close(found["state_dict"][name], value, rtol=0, atol=1e-10)
+        for name, state in expected["optimizer_states"][0]["state"].items():
+            for key, value in state.items():
+                torch.testing.assert_close(found["optimizer_states"][0]["state"][name][key], value, rtol=0, atol=1e-10)
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "devices", "said"),
@@ -151,11 +182,13 @@ def test_async_runs_with_and_without_a_bound(bound: int | None) -> None:
         ({"servers": 2, "embedded": True}, 3, "beside the first worker there is one server"),
         ({"mode": "asynch"}, 2, "strategy.mode=asynch: .*'async'"),
         ({"max_staleness": 1}, 2, "is for mode=async"),
+        ({"encrypt": False}, 2, "encrypt=false over 2 nodes"),
     ],
 )
 def test_refused_before_launch(options: dict[str, Any], devices: int, said: str) -> None:
+    nodes = 2 if "nodes" in said else 1
     with pytest.raises(ConfigurationError, match=said):
-        Trainer(strategy=server(**options), devices=devices, **QUIET)
+        Trainer(strategy=server(**options), devices=devices, num_nodes=nodes, **QUIET)
 
 
 def test_evaluation_alone() -> None:

@@ -3,52 +3,34 @@
 from __future__ import annotations
 
 import itertools
-import math
+import json
 import multiprocessing
-from dataclasses import replace
-from functools import cache
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-import torch
 
-from drivetrain import Trainer
+from drivetrain import Trainer, support
 from drivetrain.declaration import Plan, conflicts
 from drivetrain.errors import ConfigurationError
-from drivetrain.support import (
-    AXES,
-    HEAD,
-    Combination,
-    allowed,
-    covering,
-    declarations,
-    main,
-    plain_plan,
-    plan_of,
-    table,
-)
-from tests.runs import QUIET
-from tests.strategies.gpt import TinyGPT, token_loader
-
-# Largest difference of the first losses from single's in the same combination. Sums in another order are all that
-# changes, but fp16 and bf16 round what is summed to 3 and 2 digits.
-TOLERANCE = {"64-true": 1e-10, "32-true": 1e-4, "bf16-mixed": 0.05, "16-mixed": 0.05, "bf16-true": 0.2}
-COMPRESSED = 0.5  # a lossy gradient: about the same descent
-COMPUTES = {
-    "64-true": torch.float64,
-    "32-true": torch.float32,
-    "bf16-mixed": torch.bfloat16,
-    "16-mixed": torch.float16,
-    "bf16-true": torch.bfloat16,
-}
-STEPS = 3
+from drivetrain.support import AXES, HEAD, Combination, allowed, covering, declarations, main, plain_plan, table
+from drivetrain.support_modules import Manual, token_loader
+from drivetrain.support_report import kept, read, rows
+from drivetrain.support_training import Outcome, arguments, outcome
 
 
 # -- the pages --------------------------------------------------------------------------------------------------
 def test_the_page_is_up_to_date(repository: Path) -> None:
     page = (repository / "docs" / "support.md").read_text(encoding="utf-8")
-    assert page == HEAD + table() + "\n", "run: python -m drivetrain support --write docs/support.md"
+    assert page == support.page(kept(page)), "run: python -m drivetrain support --write docs/support.md"
+    numbers = Counter(one.strategy for one in allowed())
+    for name, line in kept(page).items():  # a declaration that allows more has more to train
+        assert f" of {numbers[name]} |" in line, f"run: python -m drivetrain support --train --only {name} --write ..."
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -70,24 +52,6 @@ def test_the_covering_part_holds_every_pair() -> None:
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
-def arguments(plan: Plan) -> dict[str, Any]:
-    """A plan as the Trainer's arguments."""
-    return {
-        **QUIET,
-        "strategy": {"name": plan.strategy, **vars(plan.options)},
-        "devices": plan.world_size,
-        "precision": plan.precision,
-        "compression": plan.compression,
-        "gradient_clip_val": plan.clip_value,
-        "gradient_clip_algorithm": plan.clip_algorithm,
-        "accumulate_grad_batches": plan.accumulation,
-        "compile": "eager" if plan.compile else False,
-        "max_steps": STEPS,
-        "num_sanity_val_steps": 0,
-        "seed": 3,
-    }
-
-
 def refused() -> list[Any]:
     """Every choice and every two choices that a strategy refuses; those that the module brings come later."""
     found = []
@@ -120,85 +84,58 @@ def test_manual_optimisation_refused(name: str) -> None:
 
 
 # -- what is allowed trains -------------------------------------------------------------------------------------
-class Small(TinyGPT):
-    """Two blocks, whose layers fail when they compute in another format than ``precision`` says."""
-
-    def __init__(self, precision: str) -> None:
-        super().__init__(layers=2)
-
-        def refuse_other_formats(layer: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            assert output.dtype == COMPUTES[precision], f"{precision} computes in {output.dtype}"
-
-        for block in self.model.blocks:
-            block.mlp.up.register_forward_hook(refuse_other_formats)
-
-
-class Closures(Small):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters(), lr=0.05, max_iter=2)
-
-
-class Manual(Small):
-    automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        given = self.optimizers()
-        optimizers = given if isinstance(given, list) else [given]
-        loss = self.loss(batch)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in optimizers:
-            optimizer.step()
-        self.log("loss", loss, on_epoch=True)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
-class Several(Manual):
-    def configure_optimizers(self) -> Any:
-        parts = {id(p) for p in self.model.blocks.parameters()}
-        groups = [[p for p in self.parameters() if (id(p) in parts) is inside] for inside in (True, False)]
-        return [torch.optim.SGD(group, lr=0.01) for group in groups]
-
-
-MODULES: dict[str, type[Small]] = {
-    "automatic": Small,
-    "manual": Manual,
-    "several": Several,
-    "closures": Closures,
-}
-
-
-def losses(combination: Combination) -> list[float]:
-    declaration = declarations()[combination.strategy]
-    plan = plan_of(combination, declaration, declaration.support.exact_with)
-    trainer = Trainer(**arguments(plan))
-    trainer.fit(MODULES[combination.get("optimization")](plan.precision), token_loader(59, 8))
-    if combination.get("optimization") in ("automatic", "closures"):
-        assert trainer.global_step == STEPS
-        return [loss for _, loss in trainer.loss_curve]
-    return [float(trainer.callback_metrics["loss_epoch"])]
-
-
-@cache
-def alone(choices: tuple[str, ...]) -> list[float]:
-    """The losses of ``single`` with the same choices, uncompressed."""
-    plain = list(choices)
-    plain[list(AXES).index("compression")] = "none"
-    plain[list(AXES).index("compile")] = "false"
-    return losses(Combination("single", tuple(plain)))
-
-
 @pytest.mark.parametrize("combination", covering(allowed()), ids=str)
 def test_allowed_trains(combination: Combination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # dynamo makes it, even where nothing goes in
-    found, expected = losses(combination), alone(combination.choices)
-    assert all(math.isfinite(loss) for loss in found)
-    support = declarations()[combination.strategy].support
-    worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
-    if combination.get("compression") != "none" or support.exact_with is None:
-        assert worst < COMPRESSED
-    else:
-        assert worst <= TOLERANCE[combination.get("precision")]
+    found = outcome(combination)
+    assert found.status == "trained", found
+
+
+def _kill_first_child() -> None:
+    while not (found := psutil.Process().children()):
+        time.sleep(0.01)
+    found[0].kill()
+
+
+def test_the_command_trains_and_tells(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One combination that an earlier call has trained, one whose process is killed, one that trains after it."""
+    names = [f"single-64-true-none-{clipping}-1-automatic-false" for clipping in ("none", "norm", "value")]
+    every = {str(one): one for one in allowed()}
+    monkeypatch.setattr(support, "allowed", lambda: [every[name] for name in names])
+    record, page = tmp_path / "record.jsonl", tmp_path / "page.md"
+    earlier = [Outcome(names[0], "trained", 5e-11, 1e-10), Outcome(names[1], "failed", error="of another kind")]
+    record.write_text("".join(json.dumps(asdict(one)) + "\n" for one in earlier))
+    killer = threading.Thread(target=_kill_first_child)
+    killer.start()
+    assert main(["--train", "--only", "single", "--json", str(record), "--write", str(page)]) == 1
+    killer.join()
+    assert not psutil.Process().children()
+    out, amiss = capfd.readouterr().out, "failed: its process ended with exit code -9"
+    assert f"{names[1]}: {amiss}" in out and names[2] not in out
+    assert out.splitlines()[-1] == "2 of 3 combinations trained"
+    assert [read(record)[name].status for name in names] == ["trained", "failed", "trained"]
+    assert len(record.read_text().splitlines()) == 4
+    assert f"| `single` | 2 of 3 | 5.0e-01 | 64-true-none-norm-1-automatic-false: {amiss} |" in page.read_text()
+    before = page.read_text()
+    assert main(["--write", str(page)]) == 0
+    assert page.read_text() == before  # what is not trained anew stays
+
+
+def test_what_fails_is_told() -> None:
+    found = outcome(Combination("single", ("64-true", "none", "none", "1", "nothing", "false")))
+    assert (found.status, found.error) == ("failed", "KeyError: 'nothing'")
+
+
+def test_differences_beyond_the_bound_are_told() -> None:
+    found = Outcome("ring-64-true", "not exact", 0.3, 1e-10)
+    assert rows([found, Outcome("ring-32-true", "trained", 5e-5, 1e-4)], ["ddp", "ring"]) == {
+        "ring": "| `ring` | 1 of 2 | 3.0e+09 | 64-true: not exact: 3.0e-01 of 1e-10 |"
+    }
+
+
+def test_words_that_cannot_be_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--train", "--only", "rnig"]) == 2
+    assert "ring" in capsys.readouterr().err
+    assert main(["--train", "--jobs", "0"]) == 2

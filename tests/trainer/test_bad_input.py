@@ -168,8 +168,13 @@ def test_a_monitor_that_is_never_logged(callback: str, tmp_path: Path) -> None:
 
 
 def test_callbacks_with_one_key() -> None:
-    with pytest.raises(ConfigurationError, match="two callbacks have the state key 'Callback'"):
-        Trainer(**QUIET, callbacks=[Callback(), Callback()])
+    class Counting(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": 1}
+
+    Trainer(**QUIET, callbacks=[Callback(), Callback()])  # they have no state to confuse
+    with pytest.raises(ConfigurationError, match=r"two callbacks have the state key '\S*Counting'"):
+        Trainer(**QUIET, callbacks=[Counting(), Counting()])
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])

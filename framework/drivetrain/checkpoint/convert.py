@@ -71,7 +71,7 @@ def to_safe(obj: Any, *, tensor: TensorHook | None = None) -> Any:
     Raises:
         CheckpointError: an object is of a kind that cannot be kept, or contains itself.
     """
-    return _Encoder(tensor or _own_tensor).encode(obj, ())
+    return _Encoder(tensor or own_tensor).encode(obj, ())
 
 
 def from_safe(obj: Any, *, tensor: Callable[[Any], Any] | None = None) -> Any:
@@ -99,7 +99,7 @@ def from_safe(obj: Any, *, tensor: Callable[[Any], Any] | None = None) -> Any:
     return obj
 
 
-def _own_tensor(path: tuple[Key, ...], value: torch.Tensor) -> torch.Tensor:
+def own_tensor(path: tuple[Key, ...], value: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     if isinstance(value, DTensor):

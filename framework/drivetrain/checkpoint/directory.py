@@ -252,6 +252,19 @@ def _load(
     return Loaded(shared, own, content)
 
 
+def own_states(path: str | Path) -> list[dict[str, Any]]:
+    """What belongs to each worker, in the order of ranks; empty where the checkpoint holds weights only.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    folder = replace.locate(Path(path))
+    content = manifest.read(folder)
+    manifest.verify(folder, content)
+    names = [_own_file(rank) for rank in range(content["world_size"])]
+    return [from_safe(_load_plain(folder, name)) for name in names if name in content["files"]]
+
+
 def _identity(folder: Path) -> tuple[int, int] | None:
     """What tells one checkpoint from the next of the same name: a running job may replace it while it is read."""
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import warnings
 from pathlib import Path
 
-from drivetrain.checkpoint import manifest, replace
+from drivetrain.checkpoint import manifest, replace, single
 from drivetrain.errors import CheckpointError, nearest
 
 LAST = "last.ckpt"
@@ -17,13 +18,14 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
     """The checkpoint that ``spec`` means, every byte of it checked (``load`` need not verify it again).
 
     Args:
-        spec: ``"last"`` (where ``last.ckpt`` in ``folder`` points, else the newest), ``"auto"`` (the newest, or None
-            when there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or to
-            ``folder``.
+        spec: ``"last"`` (``last.ckpt`` in ``folder`` or where it points, else the newest), ``"auto"`` (the newest, or
+            None when there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or
+            to ``folder``.
         folder: where the run keeps its checkpoints.
         best: the best checkpoint, as whoever keeps the scores knows it.
 
     ``auto`` and ``last`` pass over damaged checkpoints, with a warning for each, to the newest that is whole.
+    Checkpoints in one file come before folders.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged.
@@ -37,9 +39,12 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
         return _checked(_existing(Path(best), folder))
     if spec not in ("auto", "last"):
         return _checked(_existing(Path(spec), folder))
-    candidates = ordered(folder)
-    if spec == "last" and (target := last(folder)) is not None:
-        candidates = [target, *(path for path in candidates if path != target)]
+    candidates = [*single.files(folder), *ordered(folder)]
+    if spec == "last":
+        named = [path for path in candidates if re.fullmatch(r"last(-v\d+)?", path.stem)]
+        target = last(folder)
+        first = named or ([] if target is None else [target])
+        candidates = [*first, *(path for path in candidates if path not in first)]
     for path in candidates:
         try:
             return _checked(path)
@@ -71,11 +76,13 @@ def newest(folder: str | Path) -> Path | None:
 def last(folder: str | Path) -> Path | None:
     """The checkpoint that ``last.ckpt`` in ``folder`` means; None where it is absent or points at nothing."""
     target = replace.locate(Path(folder) / LAST)
-    return target if (target / manifest.NAME).is_file() else None
+    return target if _exists(target) else None
 
 
 def point_last(folder: str | Path, name: str) -> Path:
     """Make ``last.ckpt`` in ``folder`` mean the checkpoint ``name`` there. It always means one or the other.
+
+    A checkpoint is a folder or a file.
 
     A relative link, so that the folder can move; a file that holds the name where the file system has no links.
 
@@ -88,9 +95,9 @@ def point_last(folder: str | Path, name: str) -> Path:
         raise CheckpointError(
             f"{LAST} cannot point at {name!r}: it must be the name of a checkpoint in {folder} itself"
         )
-    if not (replace.locate(target) / manifest.NAME).is_file():
+    if not _exists(replace.locate(target)):
         raise CheckpointError(f"{LAST} cannot point at {target}: there is no complete checkpoint; save it first")
-    if link.is_dir() and not link.is_symlink():
+    if not link.is_symlink() and (link.is_dir() or single.is_file(link)):
         raise CheckpointError(f"{link} is a checkpoint itself and cannot become a link; rename or remove it")
     fresh = folder / f".{LAST}.{secrets.token_hex(6)}.removing"  # a name that the next save sweeps away
     try:
@@ -115,18 +122,21 @@ def remove(path: str | Path) -> None:
     """
     path = Path(path)
     found = replace.locate(path)
-    if path.is_symlink() or not (found / manifest.NAME).is_file():
+    if path.is_symlink() or not _exists(found):
         raise CheckpointError(f"{path} is not a checkpoint; only checkpoints are removed")
     folder = path.parent
     link = folder / LAST
     try:
         if last(folder) == found and path.name != LAST:
-            others = [other for other in ordered(folder) if other not in (found, link)]
+            others = [other for other in [*single.files(folder), *ordered(folder)] if other not in (found, link)]
             if others:
                 point_last(folder, replace.visible_name(others[0]))
             else:
                 link.unlink()
-        replace.delete(found)
+        if found.is_file():
+            found.unlink()
+        else:
+            replace.delete(found)
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {path} cannot be removed ({error.strerror}); check the folder's permissions"
@@ -138,10 +148,20 @@ def _existing(path: Path, folder: Path) -> Path:
         found = replace.locate(candidate)
         if found.exists():
             return found
-    names = {replace.visible_name(found) for place in (path.parent, folder) for found in replace.complete(place)}
+    places = (path.parent, folder)
+    names = {replace.visible_name(found) for place in places for found in replace.complete(place)}
+    names |= {found.name for place in places for found in single.files(place)}
     raise CheckpointError(f"there is no checkpoint {path}; {nearest(path.name, names)}")
 
 
+def _exists(path: Path) -> bool:
+    """Whether a complete checkpoint lies at ``path``: a folder with a manifest, or a file."""
+    return (path / manifest.NAME).is_file() or single.is_file(path)
+
+
 def _checked(path: Path) -> Path:
+    if path.is_file():
+        single.verify(path)
+        return path
     manifest.verify(path, manifest.read(path))
     return path

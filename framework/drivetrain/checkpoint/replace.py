@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from drivetrain.checkpoint import manifest
+from drivetrain.checkpoint import manifest, single
 from drivetrain.errors import CheckpointError
 
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}\.(?P<state>saving|removing|replaced)")
@@ -112,7 +112,7 @@ def locate(path: Path) -> Path:
         found = (
             named if named.is_symlink() else locate(named)
         )  # a chain of links is left to the kernel: it may be a ring
-        return found if found.is_dir() else path
+        return found if found.is_dir() or single.is_file(found) else path
     if os.path.lexists(path):
         return path
     aside = [found for found, name in _replaced(path.parent) if name == path.name]
@@ -124,7 +124,7 @@ def _pointed_at(path: Path) -> str | None:
     """What the link ``path`` names; a small file that holds a name is a link too, where the file system has none."""
     if path.is_symlink():
         return os.readlink(path)
-    if path.is_file() and path.stat().st_size < 4096:
+    if path.is_file() and path.stat().st_size < 4096 and not single.is_file(path):
         return path.read_text(encoding="utf-8", errors="replace").strip()
     return None
 

@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from drivetrain.comm import choice
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import Executor
+from drivetrain.comm.reduction import all_reduce_flat
 from drivetrain.comm.schedule import Schedule
 
 Encode = Callable[[torch.Tensor], torch.Tensor]
@@ -70,11 +72,14 @@ class BucketAverage:
     def __init__(self, communicator: Communicator, *, trace: bool = False) -> None:
         own = communicator.sub(range(communicator.world_size), "gradient buckets")
         assert own is not None
+        choice.inherit(own, communicator)
         self.communicator = own
         self.trace: list[Event] | None = [] if trace else None
         self.error: BaseException | None = None
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
+        self._passes = 0
+        self._exposed = self._ready = self._finished = 0.0
         self._stream: torch.cuda.Stream | None = None
         self._thread = threading.Thread(target=self._loop, name="drivetrain gradient buckets", daemon=True)
         self._thread.start()
@@ -99,7 +104,12 @@ class BucketAverage:
             raise CommunicationError(
                 f"gradients came for a closed {type(self).__name__}: close it after the last backward."
             )
-        self._note(index, "ready")
+        now = time.monotonic()
+        if index == 0:
+            self._passes += 1
+            self._exposed += max(0.0, self._finished - self._ready)
+        self._ready = now
+        self._note(index, "ready", now)
         future: Future[torch.Tensor]
         filled = None
         if bucket.is_cuda:
@@ -114,6 +124,14 @@ class BucketAverage:
     def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
         """The mean over ranks of the flat tensor ``bucket``, in its shape and dtype; runs in the thread."""
         raise NotImplementedError
+
+    def exposed_seconds(self) -> float | None:
+        """Mean over the backward passes of the time from when the last bucket was filled to when the last average was
+        there: what communication was not hidden behind computing. None before the first pass, and on a device, whose
+        time the host does not see."""
+        if not self._passes or self.communicator.device.type != "cpu":
+            return None
+        return (self._exposed + max(0.0, self._finished - self._ready)) / self._passes
 
     def raise_if_failed(self) -> None:
         """Raise the first error of the thread, of its own type, if there was one."""
@@ -165,14 +183,40 @@ class BucketAverage:
             job.future.set_result(self._reduced(job))
 
     def _reduced(self, job: _Job) -> torch.Tensor:
-        self._note(job.number, "started")
+        self._note(job.number, "started", time.monotonic())
         averaged = self.average(job.number, job.bucket)
-        self._note(job.number, "finished")
+        self._finished = time.monotonic()
+        self._note(job.number, "finished", self._finished)
         return averaged
 
-    def _note(self, index: int, what: str) -> None:
+    def _note(self, index: int, what: str, now: float) -> None:
         if self.trace is not None:
-            self.trace.append(Event(index, what, time.monotonic()))
+            self.trace.append(Event(index, what, now))
+
+
+Sum = Callable[[torch.Tensor], torch.Tensor]
+
+
+def summation(algorithm: Schedule | str, communicator: Communicator) -> Sum:
+    """What sums flat tensors over the ranks, in place, and returns them.
+
+    Args:
+        algorithm: an all-reduce for these ranks, the name of a topology, ``"native"`` for the transport's own, or
+            ``"auto"`` for what the calibration says is fastest at each length.
+        communicator: the ranks.
+
+    Raises:
+        CommunicationError: the schedule is for another number of ranks.
+    """
+    if isinstance(algorithm, Schedule):
+        return Executor(algorithm, communicator)
+    name = algorithm
+
+    def summed(tensor: torch.Tensor) -> torch.Tensor:
+        all_reduce_flat(communicator, tensor, "sum", name)
+        return tensor
+
+    return summed
 
 
 class ScheduledAllReduce(BucketAverage):
@@ -180,7 +224,7 @@ class ScheduledAllReduce(BucketAverage):
     DistributedDataParallel forms after the first iteration are only prepared once.
 
     Args:
-        schedule: An all-reduce for the ranks of ``communicator``.
+        algorithm: As :func:`summation` takes it.
         communicator: As :class:`BucketAverage` takes it.
         transform: What to do with each bucket around the sum.
         trace: As :class:`BucketAverage` takes it.
@@ -191,7 +235,7 @@ class ScheduledAllReduce(BucketAverage):
 
     def __init__(
         self,
-        schedule: Schedule,
+        algorithm: Schedule | str,
         communicator: Communicator,
         *,
         transform: BucketTransform = IDENTITY,
@@ -199,8 +243,8 @@ class ScheduledAllReduce(BucketAverage):
     ) -> None:
         super().__init__(communicator, trace=trace)
         self.transform = transform
-        self._execute = Executor(schedule, self.communicator)
+        self._sum = summation(algorithm, self.communicator)
 
     def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
         bucket.div_(self.communicator.world_size)
-        return self.transform.decode(self._execute(self.transform.encode(bucket)), bucket)
+        return self.transform.decode(self._sum(self.transform.encode(bucket)), bucket)

@@ -17,7 +17,7 @@ from drivetrain.comm.schedule import KINDS, OWNED, REDUCING, ROOTED, Integers, M
 from drivetrain.errors import DrivetrainError
 
 Words = NDArray[np.uint64]
-EXAMINED = 64  # chunks, wrong ones first, among which to look for the first wrong addition
+EXAMINED = 32  # chunks, wrong ones first, among which to look for the first wrong addition
 
 
 class ScheduleError(DrivetrainError):
@@ -74,10 +74,11 @@ def check(schedule: Schedule, seed: int = 0) -> Counts:
         counter.add(arriving)
     wrong = _promised(schedule) & (held != final)
     if wrong.any():
-        # A wrong addition may be overwritten while its lack elsewhere shows at the end: look at right chunks too.
-        order = np.argsort(~wrong.any(axis=0), kind="stable")[:EXAMINED].tolist()
-        found = [error for chunk in order if (error := _culprit(schedule, chunk)) is not None]
-        raise min(found, key=lambda error: float("inf") if error.round is None else error.round)
+        # A wrong addition may be overwritten while its lack elsewhere shows at the end: look at right chunks too, those
+        # near a wrong one first.
+        bad = wrong.any(axis=0)
+        distance = np.abs(np.arange(schedule.chunks) - int(np.argmax(bad)))
+        raise _culprit(schedule, np.lexsort((distance, ~bad))[:EXAMINED].tolist())
     return counter.counts()
 
 
@@ -246,31 +247,43 @@ def _play(held: Words, arriving: Messages) -> None:
             flat[where] = words
 
 
-def _culprit(schedule: Schedule, chunk: int) -> ScheduleError | None:
-    """Play ``chunk`` alone on exact sets of ranks (a bit each; above them a bit per undefined value): the first place
-    where an addition counts a contribution twice, else the first rank whose final value is wrong, if any."""
+def _culprit(schedule: Schedule, chunks: list[int]) -> ScheduleError:
+    """Play ``chunks`` alone, the first of which is wrong at the end, on exact sets of ranks (a bit each; above them a
+    bit per undefined value): the first place where an addition counts a contribution twice, else the first rank with a
+    wrong value of the first chunk."""
     n = schedule.world_size
-    origin = schedule.root if schedule.kind in ("broadcast", "scatter") else schedule.owner(chunk)
-    held = [1 << (rank if schedule.kind in REDUCING or rank == origin else n + rank) for rank in range(n)]
+    origins = {c: schedule.root if schedule.kind in ("broadcast", "scatter") else schedule.owner(c) for c in chunks}
+    held = {
+        (rank, chunk): 1 << (rank if schedule.kind in REDUCING or rank == origins[chunk] else n + rank)
+        for rank in range(n)
+        for chunk in chunks
+    }
+    examined = np.zeros(schedule.chunks + 1, np.int64)
+    examined[chunks] = 1
+    before = np.cumsum(examined) - examined  # examined chunks below each
     for number, each in enumerate(schedule.rounds):
         messages = each.messages()
-        touching = messages.select((messages.chunk <= chunk) & (chunk < messages.chunk + messages.count))
-        sent = [(destination, held[source], op) for source, destination, _, _, op in _rows(touching)]
-        for destination, value, op in sent:
-            twice = held[destination] & value if op == "add" else 0
-            if twice:
-                problem = f"adding counts the contribution of {_ranks(twice, n)} twice."
+        touching = messages.select(before[messages.chunk] < before[messages.chunk + messages.count])
+        sent = [
+            (destination, chunk, held[source, chunk], op)
+            for source, destination, first, count, op in _rows(touching)
+            for chunk in chunks
+            if first <= chunk < first + count
+        ]
+        for destination, chunk, value, op in sent:
+            own = held[destination, chunk] if op == "add" else 0
+            if own & value:
+                problem = f"adding counts the contribution of {_ranks(own & value, n)} twice."
                 return ScheduleError(schedule, problem, round=number, rank=destination, chunk=chunk)
-            held[destination] = value | (held[destination] if op == "add" else 0)
-    complete = (1 << n) - 1 if schedule.kind in REDUCING else 1 << origin
-    promised = np.broadcast_to(_promised(schedule), (n, schedule.chunks))[:, chunk]
-    rank = next((rank for rank in np.nonzero(promised)[0].tolist() if held[rank] != complete), None)
-    if rank is None:
-        return None
-    if complete & ~held[rank]:
-        problem = f"the contribution of {_ranks(complete & ~held[rank], n)} is missing at the end."
+            held[destination, chunk] = value | own
+    chunk = chunks[0]
+    complete = (1 << n) - 1 if schedule.kind in REDUCING else 1 << origins[chunk]
+    promised = np.nonzero(np.broadcast_to(_promised(schedule), (n, schedule.chunks))[:, chunk])[0].tolist()
+    rank = next(rank for rank in promised if held[rank, chunk] != complete)
+    if complete & ~held[rank, chunk]:
+        problem = f"the contribution of {_ranks(complete & ~held[rank, chunk], n)} is missing at the end."
     else:
-        problem = f"the value of {_ranks(held[rank] & ~complete, n)} does not belong there at the end."
+        problem = f"the value of {_ranks(held[rank, chunk] & ~complete, n)} does not belong there at the end."
     return ScheduleError(schedule, problem, rank=rank, chunk=chunk)
 
 

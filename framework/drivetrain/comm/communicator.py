@@ -1,52 +1,58 @@
-"""A group of ranks that can talk to each other: torch process groups with plain-data exchange and traffic counts."""
+"""A group of ranks that can talk to each other: what torch's process groups offer, completed, counted and explained.
+
+Every operation takes tensors, numpy arrays and lists of them: strided, 0-d and empty ones too, and of any size. What
+is promised "in place" lands in the caller's own storage. Results are of the kind that was given. A tensor that lies
+on another kind of device than the group's transport uses (``device``) travels by a copy there.
+
+Shape, dtype and operation must agree between ranks as each operation says. Nothing is exchanged to make sure of it,
+unless a communicator is made with ``check=True`` (or ``DRIVETRAIN_CHECK_COLLECTIVES=1`` is set): then every collective
+begins with an exchange of what each rank is about to do, and a difference is the same error on every rank.
+"""
 
 from __future__ import annotations
 
-import json
-import time
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from drivetrain.comm import arrival, collectives, groups, plain, point_to_point, reduction
+from drivetrain.comm.any_source import Arrivals
+from drivetrain.comm.choice import schedule_of
+from drivetrain.comm.failures import CommunicationError, PeerLost
+from drivetrain.comm.groups import ByHost
+from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
+from drivetrain.comm.reduction import NATIVE_OPS, ReduceOp, native
+from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.statistics import Statistics
-from drivetrain.errors import DrivetrainError
 
-ReduceOp = Literal["sum", "average", "min", "max", "product"]
-_NATIVE = {
-    "sum": dist.ReduceOp.SUM,
-    "average": dist.ReduceOp.SUM,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "product": dist.ReduceOp.PRODUCT,
-}
-_ABORT_TAG = 2**30
+__all__ = ["ByHost", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
 
-
-class CommunicationError(DrivetrainError):
-    """Ranks could not exchange what they were asked to; says which rank and what to do."""
-
-
-class Handle(Protocol):
-    """An operation under way."""
-
-    def wait(self) -> Any:
-        """Return when the operation is complete; raises what the transport raised."""
+Algorithm = Literal["auto", "native", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"]
+CHECK = "DRIVETRAIN_CHECK_COLLECTIVES"
 
 
 class Communicator:
     """The ranks of one torch process group; with one rank it needs no process group and every collective is identity.
 
     Peers are ranks of this group, never of the job. One communicator belongs to one thread: concurrent work takes
-    communicators of its own, made with :meth:`sub`.
+    communicators of its own, made with :meth:`sub` or :meth:`split`.
 
     Args:
         group: The process group, or None for a world of one rank.
-        device: Where plain data is put to be sent: ``cpu`` for Gloo, this rank's GPU for NCCL.
+        device: Where data is put to be sent: ``cpu`` for Gloo, this rank's GPU for NCCL.
         label: Name of the group in error messages.
+        check: Have ranks compare what they are about to do before each collective; None asks the environment variable
+            ``DRIVETRAIN_CHECK_COLLECTIVES``. Must be equal on all ranks.
+        timeout: How long a collective of a group made from this one may take; None is torch's default.
+
+    Attributes:
+        last_source: the rank that the latest message of :meth:`recv` or :meth:`recv_object` came from.
+        statistics: what this rank sent.
     """
 
     def __init__(
@@ -54,113 +60,168 @@ class Communicator:
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
         label: str = "world",
+        check: bool | None = None,
+        timeout: timedelta | None = None,
     ) -> None:
         self.group = group
+        self.timeout = timeout
         self.device = torch.device(device)
         self.label = label
         self.rank: int = 0 if group is None else group.rank()
         self.world_size: int = 1 if group is None else group.size()
-        self.statistics = Statistics()
+        self.check = os.environ.get(CHECK, "0") not in ("", "0") if check is None else check
+        self.statistics = Statistics(label, self.world_size)
+        self.arrivals = Arrivals(self)
+        self.last_source: int | None = None
+        self.barriers = 0
+        self._schedules: dict[str, Any] = {}
 
     @property
     def is_master(self) -> bool:
         """Whether this is rank 0 of the group."""
         return self.rank == 0
 
-    # Point to point
-
-    def isend(self, tensor: torch.Tensor, destination: int, tag: int = 0) -> Handle:
-        """Start sending a contiguous ``tensor``; it must not change before ``wait`` returns.
-
-        Raises:
-            CommunicationError: ``destination`` is this rank or no rank of the group.
-        """
-        handle = self._peer_group(destination).send([tensor], destination, tag)
-        self.statistics.record("send", bytes_sent=tensor.nbytes, messages=1)
-        return handle
-
-    def irecv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> Handle:
-        """Start receiving into a contiguous ``tensor``, in place.
+    # -- point to point -----------------------------------------------------------------------------------------
+    def isend(self, tensor: Any, destination: int, tag: int = 0) -> Handle:
+        """Start sending ``tensor``; it must not change before ``wait`` returns.
 
         Raises:
-            CommunicationError: ``source`` is this rank or no rank of the group.
+            CommunicationError: ``destination`` is this rank or no rank of the group, or ``tag`` is not from 0 to
+                2**29 - 1. ``wait`` raises :class:`PeerLost` where the destination is gone.
         """
-        return self._peer_group(source).recv([tensor], source, tag)
+        return point_to_point.isend(self, tensor, destination, self._tag(tag))
 
-    def send(self, tensor: torch.Tensor, destination: int, tag: int = 0) -> None:
-        """Send a contiguous ``tensor`` and wait until it may change again. Raises as :meth:`isend`."""
-        started = time.perf_counter()
-        self._peer_group(destination).send([tensor], destination, tag).wait()
-        self._record("send", started, tensor.nbytes, 1)
+    def irecv(self, tensor: Any, source: int, tag: int = 0) -> Handle:
+        """Start receiving into ``tensor``, in place, from ``source``. Raises as :meth:`isend`."""
+        return point_to_point.irecv(self, tensor, source, self._tag(tag))
 
-    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> torch.Tensor:
-        """Receive into a contiguous ``tensor`` and return it. Raises as :meth:`irecv`."""
-        started = time.perf_counter()
-        self.irecv(tensor, source, tag).wait()
-        self._record("recv", started, 0, 0)
-        return tensor
+    def send(self, tensor: Any, destination: int, tag: int = 0) -> None:
+        """Send ``tensor`` and wait until it may change again; a list is sent one by one. Raises as :meth:`isend`."""
+        point_to_point.send(self, tensor, destination, self._tag(tag))
 
-    # Collectives
+    def recv(self, tensor: Any, source: int | None = None, tag: int = 0) -> Any:
+        """Receive into ``tensor``, of the sender's size and dtype, in place; returns it.
 
-    def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
+        ``source=None`` takes the next message of any rank, whose number is then in ``last_source``: one receive for
+        each rank waits in a thread of its own, so messages of one tag must be of one size. Gloo only.
+
+        Raises:
+            PeerLost: the source is gone; when receiving from any, a rank is gone (once for each).
+            CommunicationError: as :meth:`isend`; or nobody can be heard from any more.
+        """
+        return point_to_point.recv(self, tensor, source, self._tag(tag))
+
+    # -- collectives that move ----------------------------------------------------------------------------------
+    def broadcast(self, tensor: Any, source: int = 0) -> Any:
         """Overwrite ``tensor`` on every rank with that of ``source``, in place; returns it."""
-        if self.group is None:
-            return tensor
-        started = time.perf_counter()
-        dist.broadcast(tensor, group=self.group, group_src=source)
-        root = self.rank == source
-        self._record("broadcast", started, tensor.nbytes if root else 0, 1 if root else 0)
-        return tensor
+        return collectives.broadcast(self, tensor, source)
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        """Combine ``tensor`` over all ranks, in place on every rank; returns it.
+    def scatter(self, parts: Any = None, source: int = 0, output: Any = None) -> Any:
+        """This rank's part of what ``source`` has: a list with one tensor for each rank, of any shapes, or a tensor
+        whose rows are cut as evenly as can be. The other ranks pass nothing: shapes travel ahead of the parts.
+
+        Args:
+            parts: on ``source`` what is scattered.
+            source: whose.
+            output: where to put the part, in place; None makes a new tensor.
+        """
+        return collectives.scatter(self, parts, source, output)
+
+    def gather(self, tensor: Any, destination: int = 0, *, uneven: bool = False) -> list[Any] | None:
+        """The tensors of all ranks in rank order on ``destination``; None on the others. Equal in shape and dtype, or
+        ``uneven``, which sends each one's shape ahead."""
+        return collectives.gather(self, tensor, destination, uneven)
+
+    def all_gather(self, tensor: Any, *, uneven: bool = False, sizes: Sequence[int] | None = None) -> list[Any]:
+        """The tensors of all ranks in rank order, on every rank.
+
+        Shape and dtype must be equal on all, unless every rank says ``uneven`` (shapes are gathered first), or gives
+        as ``sizes`` the first dimension of each rank's tensor (nothing more is exchanged).
+        """
+        return collectives.all_gather(self, tensor, uneven, sizes)
+
+    def all_to_all(self, parts: Any, *, uneven: bool = False) -> Any:
+        """Part i of ``parts`` goes to rank i; returns what all ranks had for this one, in rank order.
+
+        A list of tensors comes back as a list. A tensor's rows are cut as evenly as can be, and what arrives is joined
+        along the rows. Parts must be equal in shape on all ranks, unless every rank says ``uneven``.
+        """
+        return collectives.all_to_all(self, parts, uneven)
+
+    # -- collectives that compute -------------------------------------------------------------------------------
+    def all_reduce(self, tensor: Any, op: ReduceOp = "sum", algorithm: Algorithm | str | Schedule = "auto") -> Any:
+        """Combine ``tensor`` over all ranks, in place on every rank; returns it. What happens to integers and bools
+        is in :mod:`drivetrain.comm.reduction`: a sum that does not fit is returned as a new int64 tensor.
+
+        Args:
+            tensor: equal in shape and dtype on all ranks. A list is combined in one message for each dtype.
+            op: sum, average, min, max or product.
+            algorithm: ``"native"`` is the transport's own, ``"auto"`` the one expected to be fastest; else the name of
+                a registered topology, or a schedule (one that knows this group's hosts, say), equal on all ranks.
 
         Raises:
-            CommunicationError: ``op`` is unknown, or "average" is asked of an integer tensor.
+            CommunicationError: ``op`` is unknown or not defined for the dtype; a result is beyond int64.
+            ConfigurationError: no topology is called ``algorithm``.
         """
-        if op not in _NATIVE:
-            raise CommunicationError(f"all_reduce knows no op {op!r}: use one of {', '.join(_NATIVE)}.")
-        if op == "average" and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise CommunicationError(f"the average of {tensor.dtype} is not exact: use op='sum', or a float tensor.")
-        if self.group is None:
-            return tensor
-        started = time.perf_counter()
-        dist.all_reduce(tensor, op=_NATIVE[op], group=self.group)
-        if op == "average":
-            tensor.div_(self.world_size)
-        share = 2 * tensor.nbytes * (self.world_size - 1) // self.world_size
-        self._record("all_reduce", started, share, 2 * (self.world_size - 1))
-        return tensor
+        return reduction.all_reduce(self, tensor, op, algorithm)
 
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors of all ranks in rank order; shape and dtype must be equal on all of them."""
-        if self.group is None:
-            return [tensor.clone()]
-        started = time.perf_counter()
-        tensor = tensor.contiguous()
-        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(gathered, tensor, group=self.group)
-        self._record("all_gather", started, tensor.nbytes * (self.world_size - 1), self.world_size - 1)
-        return gathered
+    def ring_all_reduce(self, tensor: Any, op: ReduceOp = "sum") -> Any:
+        """:meth:`all_reduce` around a ring (Patarasu and Yuan, 2009): the least bytes per rank."""
+        return self.all_reduce(tensor, op, "ring")
+
+    def tree_all_reduce(self, tensor: Any, op: ReduceOp = "sum") -> Any:
+        """:meth:`all_reduce` up and down a binomial tree: few rounds."""
+        return self.all_reduce(tensor, op, "tree")
+
+    def reduce(self, tensor: Any, destination: int = 0, op: ReduceOp = "sum") -> Any:
+        """Combine ``tensor`` over all ranks, in place on ``destination``, which gets it back; None on the others,
+        whose tensor stays as it is. Rules and errors as of :meth:`all_reduce`."""
+        return reduction.reduce(self, tensor, destination, op)
+
+    def reduce_scatter(self, parts: Any, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None) -> Any:
+        """Combine over all ranks and keep this rank's part, a new tensor. Integers come back as int64.
+
+        Args:
+            parts: equal on all ranks in shape and dtype: a list with one tensor for each rank, or a tensor whose rows
+                are cut as evenly as can be.
+            op: as :meth:`all_reduce` takes it.
+            sizes: how many rows each rank keeps of a tensor, where they are not cut evenly.
+        """
+        return reduction.reduce_scatter(self, parts, op, None if sizes is None else list(sizes))
 
     def all_gather_flat(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Fill ``output``, of ``world_size * tensor.numel()`` elements, with the tensors of all ranks; returns it."""
         if self.group is None:
             return output.copy_(tensor)
-        started = time.perf_counter()
-        _native("all_gather_single", "all_gather_into_tensor")(output, tensor, group=self.group)
-        self._record("all_gather", started, tensor.nbytes * (self.world_size - 1), self.world_size - 1)
+        started = self.statistics.start(tensor)
+        native("all_gather_single", "all_gather_into_tensor")(output, tensor, group=self.group)
+        others = self.world_size - 1
+        self.statistics.finish("all_gather", started, tensor.nbytes * others, others, output.nbytes)
         return output
 
-    def reduce_scatter_flat(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum ``tensor``, of ``world_size * output.numel()`` elements; rank r keeps the r-th part in ``output``."""
+    def reduce_scatter_flat(self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        """Combine ``tensor``, of ``world_size * output.numel()`` elements, in its own dtype; rank r keeps the r-th part
+        in ``output``."""
         if self.group is None:
             return output.copy_(tensor)
-        started = time.perf_counter()
-        _native("reduce_scatter_single", "reduce_scatter_tensor")(output, tensor, group=self.group)
-        self._record("reduce_scatter", started, output.nbytes * (self.world_size - 1), self.world_size - 1)
+        started = self.statistics.start(tensor)
+        native("reduce_scatter_single", "reduce_scatter_tensor")(output, tensor, op=NATIVE_OPS[op], group=self.group)
+        others = self.world_size - 1
+        self.statistics.finish("reduce_scatter", started, output.nbytes * others, others, tensor.nbytes)
         return output
 
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every rank is here.
+
+        Args:
+            timeout: Seconds to wait; None is the timeout of the process group. After a timeout the group is unusable.
+
+        Raises:
+            CommunicationError: ranks did not arrive in time, or died; names them, on every rank that waited.
+        """
+        arrival.barrier(self, timeout)
+
+    # -- plain data ---------------------------------------------------------------------------------------------
     def gather_plain(self, data: Any, destination: int = 0) -> list[Any] | None:
         """The plain ``data`` of all ranks in rank order on ``destination``; None on the others.
 
@@ -170,86 +231,47 @@ class Communicator:
         Raises:
             CommunicationError: the data of some rank is not plain; raised on every rank, naming those.
         """
-        gathered = self._exchange_plain(data, destination)
+        gathered = plain.gather_json(self, data, destination)
         return gathered if self.rank == destination else None
 
     def all_gather_plain(self, data: Any) -> list[Any]:
         """The plain ``data`` of all ranks in rank order, on every rank. Plain and errors as in :meth:`gather_plain`."""
-        return self._exchange_plain(data, None)
+        return plain.gather_json(self, data, None)
 
-    def _exchange_plain(self, data: Any, destination: int | None) -> list[Any]:
-        started = time.perf_counter()
-        try:
-            encoded, problem = json.dumps(data).encode(), None
-        except (TypeError, ValueError) as error:
-            encoded, problem = b"", error
-        # A rank that cannot encode tells the others, which would wait for it otherwise.
-        sizes = self._sizes(-1 if problem else len(encoded))
-        refused = [rank for rank, size in enumerate(sizes) if size < 0]
-        if refused:
-            raise CommunicationError(
-                f"the data of rank {', '.join(map(str, refused))} in group {self.label!r} is not plain"
-                f"{f' ({problem})' if problem else ''}: send only what JSON can hold."
-            ) from problem
-        if self.group is None:
-            return [json.loads(encoded)]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        padded = padded.to(self.device)
-        receives = destination is None or self.rank == destination
-        parts = [torch.empty_like(padded) for _ in sizes] if receives else None
-        if destination is None:
-            dist.all_gather(parts, padded, group=self.group)
-            copies = self.world_size - 1
-        else:
-            dist.gather(padded, parts, group=self.group, group_dst=destination)
-            copies = 0 if receives else 1
-        self._record("plain", started, copies * padded.nbytes, copies)
-        rows = zip(parts or (), sizes, strict=False)
-        return [json.loads(part[:size].cpu().numpy().tobytes()) for part, size in rows]
-
-    def _sizes(self, size: int) -> list[int]:
-        mine = torch.tensor([size], dtype=torch.int64, device=self.device)
-        return [int(other) for other in torch.cat(self.all_gather(mine)).tolist()]
-
-    def barrier(self, timeout: float | None = None) -> None:
-        """Wait until every rank is here.
-
-        Args:
-            timeout: Seconds to wait; None is the timeout of the process group. After a timeout the group is unusable.
+    def send_object(self, data: Any, destination: int, tag: int = 0) -> None:
+        """Send plain ``data``: None, bools, numbers, text, tensors and numpy arrays, in lists, tuples and dicts. It
+        travels as JSON and raw numbers, never as a pickle, and comes back as it was; tensors on the CPU.
 
         Raises:
-            CommunicationError: ranks did not arrive in time, or died.
+            CommunicationError: the data is not plain (says what and where), or as :meth:`isend`; ``tag`` up to
+                2**27 - 1.
         """
-        if self.group is None:
-            return
-        started = time.perf_counter()
-        limit = None if timeout is None else timedelta(seconds=timeout)
-        try:
-            if self.device.type == "cpu":
-                dist.monitored_barrier(self.group, timeout=limit, wait_all_ranks=True)
-            else:
-                self._device_barrier(timeout)
-        except RuntimeError as error:
-            waited = time.perf_counter() - started
-            raise CommunicationError(
-                f"rank {self.rank} waited {waited:.1f} s at the barrier of group {self.label!r} and not every rank came"
-                f" ({str(error).splitlines()[0]}): see the logs of the ranks named, or allow a longer timeout."
-            ) from error
-        self._record("barrier", started, 0, 1)
+        plain.send_object(self, data, destination, tag)
 
-    def _device_barrier(self, timeout: float | None) -> None:
-        work = dist.barrier(group=self.group, async_op=True, device_ids=[self.device.index or 0])
-        # Waiting for NCCL takes no timeout of its own, so it is asked until the time is up.
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while deadline is not None and not work.is_completed():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"timed out after {timeout} s")
-            time.sleep(0.0005)
-        work.wait()
+    def recv_object(self, source: int | None = None, tag: int = 0) -> Any:
+        """What a rank sent with :meth:`send_object`; ``source=None`` takes the next of any rank, whose number is then
+        in ``last_source``. Raises as :meth:`recv`."""
+        return plain.recv_object(self, source, tag)
 
-    # Groups
+    def broadcast_object(self, data: Any = None, source: int = 0) -> Any:
+        """The plain ``data`` (see :meth:`send_object`) of ``source``, on every rank. Data that is not plain is an error
+        on every rank."""
+        return plain.broadcast_object(self, data, source)
 
+    def gather_object(self, data: Any, destination: int = 0) -> list[Any] | None:
+        """The plain ``data`` of all ranks in rank order on ``destination``; None on the others. Errors everywhere."""
+        gathered = plain.gather_objects(self, data, destination)
+        return gathered if self.rank == destination else None
+
+    def all_gather_object(self, data: Any) -> list[Any]:
+        """The plain ``data`` of all ranks in rank order, on every rank. Errors everywhere."""
+        return plain.gather_objects(self, data, None)
+
+    def scatter_object(self, parts: Sequence[Any] | None = None, source: int = 0) -> Any:
+        """This rank's element of the list that ``source`` has. Errors everywhere."""
+        return plain.scatter_objects(self, parts, source)
+
+    # -- groups -------------------------------------------------------------------------------------------------
     def sub(self, ranks: Sequence[int], label: str) -> Communicator | None:
         """A communicator of its own for ``ranks``, rising ranks of this group, renumbered from 0.
 
@@ -259,15 +281,69 @@ class Communicator:
         Raises:
             CommunicationError: ``ranks`` is empty, not rising, or names a rank that is not in this group.
         """
-        if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < self.world_size:
-            raise CommunicationError(
-                f"cannot form group {label!r} of ranks {list(ranks)}: use rising ranks below {self.world_size}."
-            )
-        if self.group is None:
-            return Communicator(None, self.device, label)
-        members = [dist.get_global_rank(self.group, rank) for rank in ranks]
-        group = dist.new_group(members, group_desc=label)
-        return Communicator(group, self.device, label) if self.rank in ranks else None
+        return groups.sub(self, ranks, label)
+
+    def split(self, color: int | None, key: int | None = None, label: str = "color") -> Communicator | None:
+        """Part this group: ranks that give the same ``color`` form a group, ordered by ``key`` (then by rank), which is
+        the rank unless given. ``None`` as colour joins no group and returns None.
+
+        Only the ranks of *this* group call it, all of them; others of the job need not know.
+
+        Raises:
+            CommunicationError: ``color`` or ``key`` is not a whole number.
+        """
+        return groups.split(self, color, key, label)
+
+    def by_host(self, host: str | None = None) -> ByHost:
+        """Part this group by host. Only the ranks of this group call it, all of them.
+
+        Args:
+            host: what this rank's host is called; None takes the launcher's number of it, else the machine's name.
+
+        Returns:
+            ``(inside, between, hosts)``: the ranks of this rank's host; the ranks of all hosts with this rank's number
+            inside its own; the number of the host of each rank.
+        """
+        return groups.by_host(self, host)
+
+    def child(self, group: dist.ProcessGroup | None, label: str) -> Communicator:
+        """A communicator of ``group``, profiled and reported with this one."""
+        made = Communicator(group, self.device, label, self.check, self.timeout)
+        self.statistics.adopt(made.statistics)
+        return made
+
+    def schedule(self, name: str) -> Any:
+        """The schedule of topology ``name`` for this group, kept. Raises ConfigurationError for an unknown name."""
+        if name not in self._schedules:
+            self._schedules[name] = schedule_of(name, self)
+        return self._schedules[name]
+
+    # -- traffic ------------------------------------------------------------------------------------------------
+    def enable_profiling(self) -> None:
+        """Count by phase of training too, and time devices: here and in the groups made from this communicator."""
+        self.statistics.enable()
+
+    def disable_profiling(self) -> None:
+        """Count totals only again; what was counted by phase stays."""
+        self.statistics.enable(False)
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank sent through this communicator and the groups made from it, as plain data.
+
+        ``bytes_sent``, ``messages``, ``seconds``; ``operations``: for each ``calls``, these three, and
+        ``algorithm_bandwidth`` and ``bus_bandwidth`` in bytes per second as nccl-tests define them; ``phases``: the
+        same for each phase (forward, backward, optimizer, boundary, evaluation, checkpoint, setup) that was profiled;
+        ``groups``: totals by label.
+        """
+        return self.statistics.stats()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """End the threads that receive from any rank; never a collective. Call it when this group has no more work:
+        where a receive still waits, the group is broken by :meth:`abort`."""
+        if self.arrivals.close():
+            self.abort()
+        self.arrivals.join()
 
     def abort(self) -> None:
         """Break this rank's connections of this group, from any thread, without the other ranks' help.
@@ -284,9 +360,11 @@ class Communicator:
         for peer in range(self.world_size):
             if peer != self.rank:
                 with suppress(RuntimeError):
-                    self.group.recv([torch.empty(1)], peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
+                    self.group.recv([torch.empty(1)], peer, ABORT_TAG).wait(timedelta(milliseconds=1))
 
-    def _peer_group(self, peer: int) -> dist.ProcessGroup:
+    # -- what the operations ask ----------------------------------------------------------------------------------
+    def peer_group(self, peer: int) -> dist.ProcessGroup:
+        """The process group, for a message to or from ``peer``, another rank of it."""
         if self.group is None or peer == self.rank or not 0 <= peer < self.world_size:
             raise CommunicationError(
                 f"rank {self.rank} of group {self.label!r} has no peer {peer}: the other ranks are those from 0 to "
@@ -294,11 +372,18 @@ class Communicator:
             )
         return self.group
 
-    def _record(self, operation: str, started: float, bytes_sent: int, messages: int) -> None:
-        seconds = time.perf_counter() - started
-        self.statistics.record(operation, bytes_sent=bytes_sent, messages=messages, seconds=seconds)
+    def require_rank(self, rank: int) -> None:
+        """Raise where ``rank`` is no rank of the group."""
+        if not 0 <= rank < self.world_size:
+            raise CommunicationError(
+                f"group {self.label!r} has no rank {rank}: its ranks are 0 to {self.world_size - 1}."
+            )
 
+    def agree(self, operation: str, value: Any, **facts: Any) -> None:
+        """Exchange what each rank is about to do, and raise on every rank where that differs."""
+        collectives.agree(self, operation, value, facts)
 
-def _native(new: str, old: str) -> Any:
-    """torch 2.13 renamed these collectives and warns at the old names; torch 2.11 knows only the old ones."""
-    return getattr(dist, new, None) or getattr(dist, old)
+    def _tag(self, tag: int) -> int:
+        if not 0 <= tag < FIRST_OWN_TAG:
+            raise CommunicationError(f"tag {tag} on rank {self.rank} is out of range: use 0 to {FIRST_OWN_TAG - 1}.")
+        return tag

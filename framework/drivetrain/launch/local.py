@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -127,6 +128,7 @@ def launch(
             log_dir=log_dir,
             threads=0 if "OMP_NUM_THREADS" in os.environ else max(1, _cores() // workers),
             parent=os.getpid() if method == "fork" else 0,
+            processes=multiprocessing.get_start_method(allow_none=True),
         )
         agent = Agent(workers, assignment, nodes, stop, start_method=method, max_restarts=max_restarts)
         try:
@@ -254,7 +256,6 @@ def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
 @contextmanager
 def _own_forkserver(folder: Path) -> Iterator[None]:
     """A forkserver that has torch imported, its socket in ``folder``; stopped at the end unless it was there before."""
-    import multiprocessing
     from multiprocessing import forkserver, resource_tracker
 
     # Python has no public way to stop them.

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -40,6 +41,8 @@ class Assignment:
         log_dir: where the log of each rank goes; ``None`` leaves the output on the terminal.
         threads: number of torch threads, 0 to leave it to OMP_NUM_THREADS.
         parent: process id of the launcher where the worker is its direct child, else 0.
+        processes: how the launcher's own processes start where somebody chose it (``multiprocessing``); the worker's
+            (of data loaders) start so too.
     """
 
     target: Callable[[Job, dict[str, Any]], Any] | str | bytes
@@ -49,6 +52,7 @@ class Assignment:
     log_dir: Path | None
     threads: int
     parent: int
+    processes: str | None = None
 
 
 def run(assignment: Assignment) -> bytes:
@@ -57,6 +61,8 @@ def run(assignment: Assignment) -> bytes:
     Pickled here, because torch's queue would move tensors through shared memory, of which a container may have little.
     """
     _bind_to_parent(assignment.parent)
+    if not assignment.parent:
+        _leave_forkserver(assignment.processes)
     _await_siblings(assignment)
     os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
     job = place(assignment.job)
@@ -127,6 +133,16 @@ def _bind_to_parent(parent: int) -> None:
         os.setsid()
     for signum in signals.HANDLED:  # the parent's own came with the fork
         signal.signal(signum, signal.SIG_DFL)
+
+
+def _leave_forkserver(processes: str | None) -> None:
+    """Be as a forked worker is. Python gives a forkserver's children the pipe by whose end it notices that its owner is
+    gone: with it they would keep it, and so themselves, for ever. It also has them start all processes as they came."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    multiprocessing.set_start_method(processes, force=True)
 
 
 def _unpack(assignment: Assignment) -> tuple[Callable[[Job, dict[str, Any]], Any], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drivetrain.callback import Callback as Callback
 from drivetrain.lightning.plugin_names import finder
+from drivetrain.states import EarlyStoppingReason as EarlyStoppingReason
 
 NAMES = {
     "BackboneFinetuning": "backbone_finetuning",
@@ -18,7 +19,7 @@ NAMES = {
     "LambdaCallback": "lambda_callback",
     "LearningRateFinder": "learning_rate_finder",
     "LearningRateMonitor": "learning_rate_monitor",
-    "ModelCheckpoint": "model_checkpoint",
+    "ModelCheckpoint": "lightning_model_checkpoint",
     "ModelPruning": "model_pruning",
     "ModelSummary": "model_summary",
     "OnExceptionCheckpoint": "on_exception_checkpoint",

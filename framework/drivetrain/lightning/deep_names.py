@@ -57,16 +57,16 @@ class _DeepNames(MetaPathFinder, Loader):
         target = self.target(spec.name)
         assert target is not None
         module = importlib.import_module(target)
-        self._kept = module.__spec__, getattr(module, "__path__", None)
+        spec.loader_state = (module.__spec__, getattr(module, "__path__", []))
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """The module is there and stays what it is; the import system has only put its spec on it."""
-        module.__spec__, path = self._kept
-        module.__path__ = [] if path is None else path  # so that paths below it are asked for here
+        assert module.__spec__ is not None
+        module.__spec__, module.__path__ = module.__spec__.loader_state
 
 
 def install(root: str) -> None:
-    """Answer imports below ``root`` that no file answers."""
+    """Answer imports below ``root`` that are other names."""
     if not any(isinstance(finder, _DeepNames) and finder.root == root for finder in sys.meta_path):
-        sys.meta_path.append(_DeepNames(root))
+        sys.meta_path.insert(0, _DeepNames(root))  # before files are looked for: a second name is no second module

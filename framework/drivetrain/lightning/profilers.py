@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from drivetrain.lightning.plugin_names import finder
+from drivetrain.profiler import Profiler as PassThroughProfiler
+from drivetrain.profiler import Profiler as Profiler
 
 NAMES = {
     "AdvancedProfiler": "advanced",
-    "PassThroughProfiler": "passthrough",
-    "Profiler": "profiler",
     "PyTorchProfiler": "pytorch",
     "SimpleProfiler": "simple",
 }
 NOT_OFFERED = {"XLAProfiler": "there is no TPU support: use PyTorchProfiler."}
-__all__ = [*NAMES]  # noqa: PLE0604  (they are strings)
+__all__ = ["PassThroughProfiler", "Profiler", *NAMES]  # noqa: PLE0604  (they are strings)
 __path__: list[str] = []
 
 __getattr__ = finder(__name__, "profilers", NAMES, NOT_OFFERED)

@@ -6,10 +6,13 @@ import ast
 import functools
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import drivetrain.trainer
 from drivetrain.callback import Callback
@@ -120,6 +123,9 @@ class Trainer(drivetrain.trainer.Trainer):
             )
         given["strategy"], settings = meaning_of(strategy)
         given["precision"] = precision_among(given.pop("plugins"), precision)
+        if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
+            warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)
+            given["precision"] = "bf16-mixed"
         if isinstance(accelerator, Accelerator):
             given["accelerator"] = accelerator.name
         if logger is not None and not isinstance(logger, (bool, Logger)):

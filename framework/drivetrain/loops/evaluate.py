@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain.comm import phase
 from drivetrain.launch import signals
 from drivetrain.metrics import Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
@@ -80,7 +81,7 @@ class EvaluateLoop:
         try:
             trainer.remember_modes()
             hooks.of_module(f"on_{stage}_model_eval")
-            with trainer.consensus(), no_grad():
+            with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")
                 for source in self.sources:
@@ -240,7 +241,7 @@ class PredictLoop:
         trainer.remember_modes()
         hooks.of_module("on_predict_model_eval")
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
-        with trainer.consensus(), no_grad():
+        with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
             hooks("on_predict_start")
             hooks("on_predict_epoch_start")
             for source, found, chosen in zip(self.sources, self._found, self.epoch_batch_indices, strict=True):

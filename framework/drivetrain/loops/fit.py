@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain.checkpoint import rng
+from drivetrain.comm import phase
 from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
@@ -252,6 +253,7 @@ class FitLoop:
     def _end_epoch(self, complete: bool) -> None:
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
+        phase.current.name = phase.BOUNDARY
         trainer.keep_metrics()
         trainer.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
@@ -338,6 +340,7 @@ class FitLoop:
                     self._early_end.passed = (self.epoch, step.index)
             if self.timing.on:
                 self.clock = perf_counter()
+            phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
             if not self.module.automatic_optimization or self.forward_only:
                 self._manual(step)
@@ -348,7 +351,8 @@ class FitLoop:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
             self.between_steps = number == final and not self._inner
-            if number == final and self._stepped and not self._inner:
+            # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
+            if number == final and (self._stepped or self._counts_optimizers) and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *_mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
@@ -431,7 +435,8 @@ class FitLoop:
         if args:
             kwargs["gradient"] = args[0]
         self.hooks("on_before_backward", loss)
-        self.strategy.backward(loss, micro.share, True, **kwargs)
+        with phase.during(phase.BACKWARD):
+            self.strategy.backward(loss, micro.share, True, **kwargs)
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
@@ -443,7 +448,8 @@ class FitLoop:
             return result[-1]
 
         before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
-        counts = self._through_strategy(optimizer, None if closure is None else kept, before)
+        with phase.during(phase.OPTIMIZER):
+            counts = self._through_strategy(optimizer, None if closure is None else kept, before)
         self._stepped = self._stepped or counts
         return result[0] if result else None
 
@@ -532,6 +538,7 @@ class FitLoop:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
         where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
+        phase.current.name = phase.BOUNDARY
         clock = perf_counter()
         at_log = self._log_due()
         known = at_log or self.plateau_due
@@ -625,6 +632,7 @@ class FitLoop:
         return {
             "epoch": self.epoch,
             "batch": self.batch,
+            "rounds": self.strategy.support.rounds,
             "global_step": self.global_step,
             "optimizer_steps": self.optimizer_steps,
             "validated": self.validated,
@@ -648,7 +656,18 @@ class FitLoop:
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
+        self._count_batches_anew(state.get("rounds", False))
         self.resumed = self.batch > 0 or self.ended
+
+    def _count_batches_anew(self, rounds: bool) -> None:
+        """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
+        done; of one begun it makes the whole round."""
+        ours = self.strategy.support.rounds
+        if rounds != ours and self.batch > 0:
+            if not ours and self.source.length == float("inf"):  # nothing tells how many there were
+                self.ended = self.is_last_batch
+            done = 1 if ours or self.ended else int(self.source.length)
+            self.batch = done if self.is_last_batch else 0
 
 
 def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:

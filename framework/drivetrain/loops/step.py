@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.boundary import nonfinite
 
@@ -130,9 +131,11 @@ class MicroStep:
             fit.hooks("on_before_backward", fit.normalised(loss, self.share))
         if fit.timing.on:
             fit.clock = fit.timing.add_sampled("forward", fit.clock)
+        phase.current.name = phase.BACKWARD
 
     def after_backward(self) -> None:
         fit = self._fit
+        phase.current.name = phase.OPTIMIZER
         if "on_after_backward" in fit.hooks.active:
             fit.hooks("on_after_backward")
         if fit.timing.on:

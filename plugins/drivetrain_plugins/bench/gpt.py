@@ -10,7 +10,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 from drivetrain.cli.accelerators import gpu_count
 from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
 from drivetrain.launch import launch
+from drivetrain.launch.temporary import temporary_folder
 from drivetrain_plugins.bench.gpt_sizes import SIZES
 from drivetrain_plugins.bench.gpt_worker import contend
 
@@ -122,8 +122,8 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
     if accelerator == "auto":
         accelerator = "cuda" if gpu_count() else "cpu"
     backend = "nccl" if accelerator == "cuda" else "gloo"
-    with tempfile.TemporaryDirectory(prefix="drivetrain_bench_") as folder:
-        out = Path(folder) / "result.json"
+    with temporary_folder("bench") as folder:
+        out = folder / "result.json"
         task = {
             **asdict(contest),
             "size": arguments.size,

@@ -1,4 +1,4 @@
-"""Checkpoint: the base of callbacks that save checkpoints, by which a Trainer knows that it has one."""
+"""Checkpoint: what callbacks derive from that save checkpoints, so that they run last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from drivetrain.callback import Callback
 
 
 class Checkpoint(Callback):
-    """Derive a checkpoint callback of your own from it: it runs last, and no default one is added beside it."""
+    """The base of callbacks that save; what the others changed is in the checkpoint, as these are called after them.
+    No default one is added beside it."""
 
     saves_checkpoints = True
+    monitors = True

@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.states import EarlyStoppingReason
 from drivetrain_plugins.callbacks.monitor import check_mode, has_validation, improves, missing, worst
 
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ log = logging.getLogger(__name__)
 class EarlyStopping(Callback):
     """Set ``trainer.should_stop`` when ``monitor`` has not improved for ``patience`` checks in a row.
 
-    Metrics are the same on every rank, so all ranks stop together without asking each other. A check happens at the
-    end of validation where there is any, else at the end of the training epoch, and there too if the metric is only
-    logged after validation.
+    All ranks stop together, as soon as one of them wishes to. A check happens at the end of the training epoch; where
+    validation comes in the midst of epochs or not in each of them, at the end of validation.
 
     Args:
         monitor: the metric.
@@ -40,8 +40,11 @@ class EarlyStopping(Callback):
         log_rank_zero_only: report on the first worker only.
 
     Attributes:
-        best_score, wait_count, patience, stopped_epoch: as in Lightning (``stopped_epoch`` 0: not stopped).
-        stopping_reason: one sentence, or ``""``.
+        best_score: the best value so far, a scalar tensor.
+        wait_count: checks without an improvement.
+        stopped_epoch: the epoch in which it stopped; 0: not stopped.
+        stopping_reason: why, of :class:`EarlyStoppingReason`.
+        stopping_reason_message: one sentence, or None.
 
     Raises:
         ConfigurationError: a mode that is none, negative ``patience``.
@@ -79,14 +82,11 @@ class EarlyStopping(Callback):
         self.log_rank_zero_only = log_rank_zero_only
         self.wait_count = 0
         self.stopped_epoch = 0
-        self.stopping_reason = ""
-        self._best = worst(mode)
+        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
+        self.stopping_reason_message: str | None = None
+        self.best_score = torch.tensor(worst(mode))
         self._on_train_epoch_end = check_on_train_epoch_end
         self._fitting = False
-
-    @property
-    def best_score(self) -> torch.Tensor:
-        return torch.tensor(self._best)
 
     @property
     def state_key(self) -> str:
@@ -94,6 +94,9 @@ class EarlyStopping(Callback):
 
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
         self._fitting = stage == "fit"
+        if self._fitting and self._on_train_epoch_end is None:
+            each_epoch = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
+            self._on_train_epoch_end = True if each_epoch else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         """After resuming: the checkpoint's patience counts, as in Lightning, which must not happen in silence."""
@@ -107,12 +110,8 @@ class EarlyStopping(Callback):
         self._asked = self.patience  # told once
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self._on_train_epoch_end or self._skips(trainer):
-            return
-        if self._on_train_epoch_end is None and self.monitor not in trainer.callback_metrics:
-            self._on_train_epoch_end = True  # it is logged by the training epoch, which is not over
-            return
-        self._check(trainer)
+        if not self._on_train_epoch_end and not self._skips(trainer):
+            self._check(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         here = not has_validation(trainer) if self._on_train_epoch_end is None else self._on_train_epoch_end
@@ -130,31 +129,36 @@ class EarlyStopping(Callback):
                 raise error
             self._report(trainer, logging.WARNING, str(error))
             return
-        stop, reason = self._evaluate(float(metric))
+        reason, message = self._evaluate(torch.as_tensor(metric).squeeze())
+        stop = reason is not EarlyStoppingReason.NOT_STOPPED
         if stop:
             trainer.should_stop = True
             self.stopped_epoch = trainer.current_epoch
-            self.stopping_reason = reason
-        if reason and (self.verbose or stop):
-            self._report(trainer, logging.INFO, reason)
+            self.stopping_reason, self.stopping_reason_message = reason, message
+        if message and (self.verbose or stop):
+            self._report(trainer, logging.INFO, message)
 
-    def _evaluate(self, current: float) -> tuple[bool, str]:
-        """Whether to stop, and what to say."""
+    def _evaluate(self, value: torch.Tensor) -> tuple[EarlyStoppingReason, str]:
+        """Why to stop, if so, and what to say."""
+        current, best, reasons = float(value), float(self.best_score), EarlyStoppingReason
         name, better = self.monitor, "<" if self.mode == "min" else ">"
         if self.check_finite and not math.isfinite(current):
-            return True, f"{name} = {current} is not finite; its best was {self._best:.4g}."
+            return reasons.NON_FINITE_METRIC, f"{name} = {current} is not finite; its best was {best:.4g}."
         if self.stopping_threshold is not None and improves(self.mode, current, self.stopping_threshold):
-            return True, f"{name} = {current:.4g} {better} {self.stopping_threshold}: the threshold is reached."
+            message = f"{name} = {current:.4g} {better} {self.stopping_threshold}: the threshold is reached."
+            return reasons.STOPPING_THRESHOLD, message
         if self.divergence_threshold is not None and improves(self.mode, self.divergence_threshold, current):
-            return True, f"{name} = {current:.4g} is worse than {self.divergence_threshold}: training diverges."
-        if improves(self.mode, current, self._best, self.min_delta):
-            before, self._best, self.wait_count = self._best, current, 0
-            gain = f" by {abs(before - current):.4g}" if math.isfinite(before) else ""
-            return False, f"{name} improved{gain} to {current:.4g}."
+            message = f"{name} = {current:.4g} is worse than {self.divergence_threshold}: training diverges."
+            return reasons.DIVERGENCE_THRESHOLD, message
+        if improves(self.mode, current, best, self.min_delta):
+            self.best_score, self.wait_count = value.detach().clone(), 0
+            gain = f" by {abs(best - current):.4g}" if math.isfinite(best) else ""
+            return reasons.NOT_STOPPED, f"{name} improved{gain} to {current:.4g}."
         self.wait_count += 1
         if self.wait_count >= self.patience:
-            return True, f"{name} did not improve in {self.wait_count} checks; its best was {self._best:.4g}."
-        return False, ""
+            message = f"{name} did not improve in {self.wait_count} checks; its best was {best:.4g}."
+            return reasons.PATIENCE_EXHAUSTED, message
+        return reasons.NOT_STOPPED, ""
 
     def _report(self, trainer: Trainer, level: int, message: str) -> None:
         if trainer.is_global_zero or not self.log_rank_zero_only:
@@ -165,12 +169,16 @@ class EarlyStopping(Callback):
         return {
             "wait_count": self.wait_count,
             "stopped_epoch": self.stopped_epoch,
-            "best_score": self._best,
+            "best_score": self.best_score,
             "patience": self.patience,
+            "stopping_reason": self.stopping_reason.value,
+            "stopping_reason_message": self.stopping_reason_message,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.wait_count = state_dict["wait_count"]
         self.stopped_epoch = state_dict["stopped_epoch"]
-        self._best = float(state_dict["best_score"])
+        self.best_score = torch.as_tensor(state_dict["best_score"])
         self.patience = state_dict["patience"]
+        self.stopping_reason = EarlyStoppingReason(state_dict.get("stopping_reason", 0))
+        self.stopping_reason_message = state_dict.get("stopping_reason_message")

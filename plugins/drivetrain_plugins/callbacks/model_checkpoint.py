@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LAST = f"last{EXTENSION}"
+# What Lightning's ModelCheckpoint keeps in a checkpoint, so that it can go on from ours.
+_OF_LIGHTNING = (
+    "monitor",
+    "best_model_score",
+    "best_k_models",
+    "kth_best_model_path",
+    "kth_value",
+    "last_model_path",
+    "current_score",
+)
 
 
 class ModelCheckpoint(Callback):
@@ -168,7 +178,9 @@ class ModelCheckpoint(Callback):
 
     @property
     def kth_value(self) -> torch.Tensor:
-        """Score of the worst one kept."""
+        """Score of the worst one kept; without any, the one that every other improves on."""
+        if not self._kept.scores:
+            return _score_tensor(worst(self.mode))
         return _score_tensor(self._kept.scores[worst_of(self._kept.scores, self.mode)])
 
     @property
@@ -366,6 +378,7 @@ class ModelCheckpoint(Callback):
             "best_model_path": self.best_model_path,
             "saved_at": self._saved_at,
             "names": sorted(self._names),
+            **{name: getattr(self, name) for name in _OF_LIGHTNING},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -374,6 +387,9 @@ class ModelCheckpoint(Callback):
         A callback that was never set up takes the folder over: the caller's own, once its workers are done.
         """
         self.dirpath = self.dirpath or state_dict["dirpath"]
+        if "scores" not in state_dict:
+            self._load_lightning(state_dict)
+            return
         kept = Kept(**{name: state_dict[name] for name in Kept().state_dict()})
         self._saved_at = state_dict["saved_at"]
         moved = state_dict["dirpath"] != self.dirpath and kept.best not in self._names
@@ -382,6 +398,19 @@ class ModelCheckpoint(Callback):
         if not moved:
             # What came later is of the steps that are trained again: the same checkpoints come again in its place.
             self._names &= {*state_dict["names"], *kept.scores, kept.best, kept.newest, kept.spare}
+
+    def _load_lightning(self, state: dict[str, Any]) -> None:
+        """Go on from the state that Lightning's ModelCheckpoint left."""
+        best = str(state.get("best_model_path") or "")
+        folder = Path(self.dirpath or "")
+        if state.get("dirpath") != self.dirpath:
+            self._elsewhere = best
+            return
+        scores = {os.path.relpath(path, folder): float(score) for path, score in state.get("best_k_models", {}).items()}
+        current = state.get("current_score")
+        self._kept = Kept(scores=scores, best=best and os.path.relpath(best, folder), newest="")
+        self._kept.score = scores.get(self._kept.best)
+        self._kept.current = None if current is None else float(current)
 
 
 def _score_tensor(score: float) -> torch.Tensor:

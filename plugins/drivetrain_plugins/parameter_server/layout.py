@@ -1,4 +1,4 @@
-"""Which server holds which parameters, and how a server's parameters lie in a message: flat, one tensor per dtype."""
+"""How a server's parameters lie in a message: flat, one tensor per dtype."""
 
 from __future__ import annotations
 
@@ -7,18 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-
-def divide(sizes: Mapping[str, int], servers: int) -> list[list[str]]:
-    """Names for each server: the largest first, each to the server that has least (Graham, 1969: no server gets more
-    than 4/3 of what is unavoidable). The same on every rank."""
-    shares: list[list[str]] = [[] for _ in range(servers)]
-    load = [0] * servers
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        least = load.index(min(load))
-        shares[least].append(name)
-        load[least] += sizes[name]
-    return [sorted(share) for share in shares]
 
 
 @dataclass(frozen=True)
@@ -42,16 +30,17 @@ class Layout:
         return [name for _, members in self.groups for name, _ in members]
 
     def flatten(self, tensors: Mapping[str, Tensor | None], device: torch.device | str = "cpu") -> list[Tensor]:
-        """One flat tensor per dtype; zeros where there is None."""
+        """One flat tensor per dtype; zeros where there is None. Put together where the tensors are, moved once."""
+        where = next((value.device for value in tensors.values() if value is not None), torch.device(device))
         return [
             torch.cat(
                 [
-                    torch.zeros(shape.numel(), dtype=dtype)
+                    torch.zeros(shape.numel(), dtype=dtype, device=where)
                     if (value := tensors[name]) is None
-                    else value.detach().reshape(-1).to(device)
+                    else value.detach().reshape(-1)
                     for name, shape in members
                 ]
-            )
+            ).to(device)
             for dtype, members in self.groups
         ]
 

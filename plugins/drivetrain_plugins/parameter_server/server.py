@@ -9,7 +9,7 @@ be newer than those it was computed with; how much newer is its staleness (Ho et
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -173,7 +173,7 @@ class Server:
         if self.mode == "async":
             self._push_now(who, rank, clock, message)
             return
-        if clock <= self.clocks[rank]:  # it came twice: what it led to stands
+        if clock <= self.clocks[rank] or self.square is not None:  # it came twice: what it led to stands
             return
         self.pushes[rank] = message
         if len(self.pushes) == self.workers:
@@ -259,7 +259,7 @@ class Server:
         """The mean over the workers of this clock, or the sum over the sum of weights where the module weighs."""
         pushes = [self.pushes[rank] for rank in range(self.workers)]
         self.stepping = any(push.fields.get("contributed") for push in pushes)
-        sums = [torch.stack(flats).sum(0) for flats in zip(*(push.tensors for push in pushes), strict=True)]
+        sums = [self._sum(flats) for flats in zip(*(push.tensors for push in pushes), strict=True)]
         weight = sum(push.amount("weight") for push in pushes)
         present = [any(flags) for flags in zip(*(push.fields["present"] for push in pushes), strict=True)]
         views = self.layout.split([flat.div_(weight or self.workers) for flat in sums])
@@ -267,6 +267,13 @@ class Server:
         stepped = self.optimizer.param_groups if self.optimizer is not None else []
         gradients = [p.grad for group in stepped for p in group["params"] if p.grad is not None]
         self.square = float(torch.stack([g.square().sum() for g in gradients]).sum()) if gradients else 0.0
+
+    @staticmethod
+    def _sum(flats: Sequence[Tensor]) -> Tensor:
+        """In the memory of the first, which nobody reads again."""
+        for other in flats[1:]:
+            flats[0].add_(other)
+        return flats[0]
 
     def _set_gradients(self, views: Mapping[str, Tensor], present: list[bool]) -> None:
         for name, there in zip(self.layout.names, present, strict=True):

@@ -8,21 +8,33 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain_plugins.parameter_server.pieces import Piece
+
 
 def share_of(
-    optimizer: Optimizer, names: Mapping[int, str], share: Iterable[str]
+    optimizer: Optimizer, names: Mapping[int, str], share: Iterable[Piece]
 ) -> tuple[Optimizer, dict[str, nn.Parameter]]:
-    """A copy of ``optimizer`` that steps copies of the parameters in ``share`` only, and these copies by name.
+    """A copy of ``optimizer`` that steps copies of the pieces in ``share`` only, and these copies by the pieces' keys.
 
     Args:
         names: ``id(parameter)`` to its name.
     """
-    own, mine = _copy(optimizer), set(share)
+    own = _copy(optimizer)
+    mine: dict[str, list[Piece]] = {}
+    for piece in share:
+        mine.setdefault(piece.name, []).append(piece)
     found: dict[str, nn.Parameter] = {}
     for group, original in zip(own.param_groups, optimizer.param_groups, strict=True):
-        pairs = [(names[id(p)], q) for p, q in zip(original["params"], group["params"], strict=True)]
-        found |= {name: q for name, q in pairs if name in mine}
-        group["params"] = [q for name, q in pairs if name in mine]
+        kept: list[nn.Parameter] = []
+        for p, q in zip(original["params"], group["params"], strict=True):
+            state = own.state.pop(q, None)  # some optimizers have one before the first step
+            for piece in mine.get(names[id(p)], ()):
+                part = q if piece.stop is None else nn.Parameter(piece.of(q.detach()).clone(), q.requires_grad)
+                if state is not None:
+                    own.state[part] = copy.deepcopy(piece.of_state(state, q.shape))
+                found[piece.key] = part
+                kept.append(part)
+        group["params"] = kept
     return own, found
 
 

@@ -6,12 +6,14 @@ port can make a message be refused, and nothing else.
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,4 +107,19 @@ def _tensor(kind: Any, body: memoryview) -> Tensor:
         raise WireError(f"a tensor of {kind[0]} {shape} has {body.nbytes} bytes instead of {wanted}")
     if wanted == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(body), dtype=torch.uint8).view(dtype).reshape(shape)
+    return torch.frombuffer(_own(body), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def _own(body: memoryview) -> Any:
+    """Memory with the bytes of ``body`` that a tensor may write to.
+
+    A received frame is nobody else's, though Python sees it as read-only: it is used as it lies. ``bytes`` are copied.
+    """
+    if not body.readonly:
+        return body
+    if isinstance(body.obj, bytes):
+        return bytearray(body)
+    address = np.frombuffer(body, dtype=np.uint8).ctypes.data
+    memory = (ctypes.c_ubyte * body.nbytes).from_address(address)
+    memory.frame = body  # type: ignore[attr-defined]  # lives as long as the tensor
+    return memory

@@ -23,7 +23,7 @@ class Averaging:
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self._counting = Communicator(communicator.group, communicator.device, "averaging")
+        self._counting = communicator.child(communicator.group, "averaging")
         self.statistics = self._counting.statistics
 
     def traffic(self, dense: int | None = None) -> dict[str, int]:

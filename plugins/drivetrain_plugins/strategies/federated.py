@@ -22,7 +22,7 @@ from drivetrain.strategy import Run, Shard, Strategy
 from drivetrain_plugins.federated import sampling
 from drivetrain_plugins.federated.aggregation import WeightedMean
 from drivetrain_plugins.federated.labels import labels_of
-from drivetrain_plugins.federated.partition import dirichlet, iid
+from drivetrain_plugins.federated.partition import check_enough, dirichlet, iid
 from drivetrain_plugins.federated.proximal import add_proximal_gradient
 from drivetrain_plugins.strategies.averaging import Averaging
 
@@ -36,6 +36,14 @@ class Federated(Strategy):
     _optimizers: list[Optimizer] = []
     _partition: list[list[int]] | None = None
     _start: dict[int, torch.Tensor] = {}  # the round's first weights, by the parameter's id
+
+    def check_data(self, loader: Any) -> None:
+        try:
+            samples = len(loader.dataset)
+        except (AttributeError, TypeError):  # refused by _divide, which knows how the loader is read
+            return
+        options = self.options
+        check_enough(samples, options.clients, options.min_samples if options.partition == "dirichlet" else 1)
 
     def connect(self, job: Job) -> None:
         super().connect(job)

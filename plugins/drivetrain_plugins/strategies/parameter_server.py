@@ -24,8 +24,9 @@ from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Listener
 from drivetrain_plugins.parameter_server.fingerprint import fingerprint
 from drivetrain_plugins.parameter_server.groups import plain_groups
-from drivetrain_plugins.parameter_server.layout import Layout, divide
+from drivetrain_plugins.parameter_server.layout import Layout
 from drivetrain_plugins.parameter_server.meeting import Roles, meet
+from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide, joined
 from drivetrain_plugins.parameter_server.server import Server
 from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.wire import Message
@@ -41,7 +42,7 @@ class ParameterServer(Strategy):
     client: Client | None = None
     server: Server | None = None
     thread: threading.Thread | None = None
-    held: list[list[str]]  # names of each server's parameters
+    held: list[dict[str, Piece]]  # what each server holds, by its key
     clock = 0  # pushes of this worker
     version: tuple[int, ...] = (0,)  # of the weights this worker has, by server
     staleness: list[list[int]] = []  # pushes, sum and largest, by server, as last heard
@@ -68,15 +69,13 @@ class ParameterServer(Strategy):
         self._average_buffers = self.fits and self.data.size > 1
         names = set(parameter_names(module).values())
         self.parameters = {name: p for name, p in module.named_parameters() if name in names}
-        self.held = divide({name: p.numel() for name, p in self.parameters.items()}, len(self.roles.servers))
-        self.layouts = [Layout.of({name: self.parameters[name].detach() for name in share}) for share in self.held]
         self.stages += 1
         self.listener, self.client = meet(
             self.job,
             self.roles,
             self.stages,
             encrypt=self.job.num_nodes > 1 if self.options.encrypt is None else self.options.encrypt,
-            largest=self.layouts[self.roles.index].largest if self.roles.serves else 0,
+            largest=Layout.of({name: p.detach() for name, p in self.parameters.items()}).largest,
             zero_copy=self.zero_copy,
         )
         if self.listener is not None and not self.fits:
@@ -89,6 +88,13 @@ class ParameterServer(Strategy):
                 f"{type(self.module).__name__} configures no optimizer, which the servers would step: configure one, or"
                 " use strategy=ddp."
             )
+        tensors = {name: p.detach() for name, p in self.parameters.items()}
+        servers = len(self.roles.servers)
+        shares = divide(cut(tensors, servers, optimizers[0]), tensors, servers)
+        self.held = [{piece.key: piece for piece in share} for share in shares]
+        self.layouts = [
+            Layout.of({key: piece.of(tensors[piece.name]) for key, piece in share.items()}) for share in self.held
+        ]
         if self.listener is not None:
             self._start(self._server(optimizers[0]))
         if self.trains:
@@ -100,9 +106,10 @@ class ParameterServer(Strategy):
         """The server here: a copy of the user's optimizer, over copies of the parameters that it holds."""
         assert self.listener is not None
         share = self.held[self.roles.index]
-        own, found = share_of(optimizer, parameter_names(self.module), share)
-        for name in set(share) - found.keys():  # parameters that no optimizer steps are given out as they are
-            found[name] = torch.nn.Parameter(self.parameters[name].detach().clone(), requires_grad=False)
+        own, found = share_of(optimizer, parameter_names(self.module), share.values())
+        for key in share.keys() - found.keys():  # parameters that no optimizer steps are given out as they are
+            value = share[key].of(self.parameters[share[key].name].detach()).clone()
+            found[key] = torch.nn.Parameter(value, requires_grad=False)
         options = self.options
         return Server(
             self.listener, found, own, self.roles.workers, options.mode, options.max_staleness, self.zero_copy
@@ -163,11 +170,16 @@ class ParameterServer(Strategy):
     def _fetch_gradients(self) -> bool:
         """Hold the true gradients of this step, as every worker does then; False where no worker had a loss."""
         answers = self._ask(lambda number: Message("gradients"), "gradients")
-        for layout, answer in zip(self.layouts, answers, strict=True):
+        whole: dict[str, Tensor] = {}
+        for layout, held, answer in zip(self.layouts, self.held, answers, strict=True):
             values = layout.split(answer.tensors)
-            for name, there in zip(layout.names, answer.fields["present"], strict=True):
-                p = self.parameters[name]
-                p.grad = values[name].to(p.device) if there else None
+            for key, there in zip(layout.names, answer.fields["present"], strict=True):
+                piece = held[key]
+                if there:
+                    p = self.parameters[piece.name]
+                    piece.of(whole.setdefault(piece.name, torch.empty(p.shape, dtype=p.dtype))).copy_(values[key])
+        for name, p in self.parameters.items():
+            p.grad = whole[name].to(p.device) if name in whole else None
         self.whole = bool(answers[0].fields["stepping"])
         return self.whole
 
@@ -184,9 +196,8 @@ class ParameterServer(Strategy):
                 message.fields["present"] = push.fields["present"]
                 message.tensors.extend(push.tensors)
             if changed:
-                layout = self.layouts[number]
-                weights = {name: self.parameters[name].detach() for name in layout.names}
-                message.tensors.extend(layout.flatten(weights))
+                weights = {key: p.of(self.parameters[p.name].detach()) for key, p in self.held[number].items()}
+                message.tensors.extend(self.layouts[number].flatten(weights))
             return message
 
         return make
@@ -220,7 +231,10 @@ class ParameterServer(Strategy):
 
     def _gradients(self, number: int) -> Message:
         layout = self.layouts[number]
-        gradients = {name: self.parameters[name].grad for name in layout.names}
+        gradients: dict[str, Tensor | None] = {}
+        for key, piece in self.held[number].items():
+            gradient = self.parameters[piece.name].grad
+            gradients[key] = None if gradient is None else piece.of(gradient)
         fields = {
             "clock": self.clock,
             "present": [gradients[name] is not None for name in layout.names],
@@ -258,9 +272,9 @@ class ParameterServer(Strategy):
     def _take(self, answers: list[Message]) -> None:
         """Hold the weights that the servers sent."""
         with torch.no_grad():
-            for layout, answer in zip(self.layouts, answers, strict=True):
-                for name, value in layout.split(answer.tensors).items():
-                    self.parameters[name].copy_(value)
+            for layout, held, answer in zip(self.layouts, self.held, answers, strict=True):
+                for key, value in layout.split(answer.tensors).items():
+                    held[key].of(self.parameters[held[key].name].detach()).copy_(value)
         self.known = fingerprint(self.parameters.values())
         self.version = tuple(answer.number("version") for answer in answers)
         self.staleness = [answer.fields["staleness"] for answer in answers]
@@ -288,11 +302,12 @@ class ParameterServer(Strategy):
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
         packed = [named_state(self.module, optimizer) for optimizer in optimizers]
         if packed:
-            packed[0]["state"] = {}
-            for answer in self._ask(lambda number: Message("state"), "state"):
+            states: dict[Piece, dict[str, Any]] = {}
+            for held, answer in zip(self.held, self._ask(lambda number: Message("state"), "state"), strict=True):
                 tensors = iter(answer.tensors)
                 for name, key, value in answer.fields["entries"]:
-                    packed[0]["state"].setdefault(name, {})[key] = next(tensors) if value is None else value[0]
+                    states.setdefault(held[name], {})[key] = next(tensors) if value is None else value[0]
+            packed[0]["state"] = joined(states, {name: p.shape for name, p in self.parameters.items()})
         return {"module": self.module.state_dict(), "optimizers": packed, "precision": self.precision.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
@@ -302,8 +317,20 @@ class ParameterServer(Strategy):
             for group, values in zip(optimizer.param_groups, one["param_groups"], strict=True):
                 group.update({key: value for key, value in values.items() if key != "params"})
         if self.server is not None and self.fits:
-            weights = {name: p.detach() for name, p in self.parameters.items()}
-            self.server.load(weights, saved[0]["state"] if saved else None)
+            share = self.held[self.roles.index]
+            weights = {key: piece.of(self.parameters[piece.name].detach()) for key, piece in share.items()}
+            known = saved[0]["state"] if saved else None
+            shapes = {name: p.shape for name, p in self.parameters.items()}
+            self.server.load(
+                weights,
+                None
+                if known is None
+                else {
+                    key: piece.of_state(known[piece.name], shapes[piece.name])
+                    for key, piece in share.items()
+                    if piece.name in known
+                },
+            )
         self.known = fingerprint(self.parameters.values())
         if self.options.embedded and self.fits:
             self.communicator.barrier()  # nobody may push before the server beside the first worker has taken it up

@@ -47,7 +47,7 @@ class Pipeline(Strategy):
         # Numbers that the hosts read at every step go round the devices, which then need not be waited for.
         self.hosts = self.communicator
         if self.communicator.device.type != "cpu":
-            self.hosts = Communicator(dist.new_group(backend="gloo"), "cpu", "pipeline hosts")
+            self.hosts = Communicator(dist.new_group(None, self.communicator.timeout, "gloo"), "cpu", "pipeline hosts")
         self.predicts = self.line.rank == self.line.world_size - 1
 
     # -- cutting ------------------------------------------------------------------------------------------------

@@ -7,3 +7,5 @@ from drivetrain.strategy import Strategy
 
 class Single(Strategy):
     """The reference that every exact strategy is compared with."""
+
+    replicated = True

@@ -26,7 +26,7 @@ class FederatedOptions:
         partition: ``"iid"``, or ``"dirichlet"`` for clients with different labels.
         alpha: concentration of the Dirichlet distribution; small for few labels a client.
         labels: attribute of the data set, or ``"module:function"`` of it, that gives the labels; None to find them.
-        min_samples: fewest samples of a client in a Dirichlet partition.
+        min_samples: fewest samples of a client in a Dirichlet partition; who draws fewer gets some of the largest's.
     """
 
     algorithm: str = "fedavg"
@@ -89,6 +89,7 @@ FEDERATED = Declaration(
         # Loss scales would follow the clients of a rank, and so the number of ranks.
         precisions=ALL_PRECISIONS - {"16-mixed"},
         closures=False,
+        rounds=True,
     ),
     check=check_federated,
 )

@@ -20,7 +20,7 @@ class ParameterServerOptions:
         servers: how many ranks, the last ones, hold the parameters and train nothing.
         embedded: one server in a thread beside the first worker instead; then every rank trains.
         max_staleness: ``async``: batches that a worker may be ahead of the slowest; null for any number.
-        encrypt: CURVE keys for every connection; null: where there is more than one node.
+        encrypt: CURVE keys for every connection; null: where there is more than one node, and there not to be left out.
     """
 
     mode: str = "sync"
@@ -48,6 +48,13 @@ def _check(plan: Plan) -> list[Conflict]:
             Conflict(
                 f"strategy=parameter_server with {o.servers} server{'s' * (o.servers > 1)} leaves no worker of"
                 f" {plan.world_size}: set devices={o.servers + 1} or more, or strategy.embedded=true."
+            )
+        )
+    if o.encrypt is False and plan.num_nodes > 1:
+        found.append(
+            Conflict(
+                f"strategy.encrypt=false over {plan.num_nodes} nodes would let whoever reaches a server's port read and"
+                " change the weights: leave out strategy.encrypt, which then is on."
             )
         )
     if o.max_staleness is not None and o.mode == "sync":

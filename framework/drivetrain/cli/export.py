@@ -1,0 +1,31 @@
+"""The command ``drivetrain export``: a directory checkpoint as one file in Lightning's layout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="drivetrain export",
+        description="Write a checkpoint directory as one .ckpt file. Lightning loads it (load_from_checkpoint,"
+        " ckpt_path=), and drivetrain goes on from it as from the directory.",
+    )
+    parser.add_argument("checkpoint", type=Path, help="the directory, or a link to one such as last.ckpt")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="the file to write")
+    arguments = parser.parse_args(list(argv))
+
+    from drivetrain.checkpoint.export import to_file
+    from drivetrain.errors import DrivetrainError
+
+    try:
+        written = to_file(arguments.checkpoint, arguments.to)
+    except DrivetrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{written}: {written.stat().st_size:,} bytes")
+    return 0

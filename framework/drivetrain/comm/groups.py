@@ -1,0 +1,90 @@
+"""Communicators made from others: of given ranks, by colour, by host."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+
+from drivetrain.comm.failures import CommunicationError
+from drivetrain.launch import current_job
+
+if TYPE_CHECKING:
+    from drivetrain.comm.communicator import Communicator
+
+
+class ByHost(NamedTuple):
+    """What :meth:`drivetrain.comm.Communicator.by_host` gives.
+
+    ``inside``: the ranks of this rank's host. ``between``: one rank of each host, those that have this rank's number
+    inside their hosts. ``hosts``: for each rank of the whole group the number of its host, in order of first rank.
+    """
+
+    inside: Communicator
+    between: Communicator
+    hosts: list[int]
+
+
+def sub(comm: Communicator, ranks: Sequence[int], label: str) -> Communicator | None:
+    """See :meth:`drivetrain.comm.Communicator.sub`."""
+    if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < comm.world_size:
+        raise CommunicationError(
+            f"cannot form group {label!r} of ranks {list(ranks)}: use rising ranks below {comm.world_size}."
+        )
+    if comm.group is None:
+        return comm.child(None, label)
+    members = [dist.get_global_rank(comm.group, rank) for rank in ranks]
+    group = dist.new_group(members, comm.timeout, group_desc=label)
+    return comm.child(group, label) if comm.rank in ranks else None
+
+
+def split(comm: Communicator, color: int | None, key: int | None, label: str) -> Communicator | None:
+    """See :meth:`drivetrain.comm.Communicator.split`."""
+    for name, number in (("color", color), ("key", key)):
+        if not (number is None or (isinstance(number, int) and not isinstance(number, bool))):
+            raise CommunicationError(f"split takes whole numbers, got {name}={number!r} on rank {comm.rank}.")
+    said = comm.all_gather_plain([color, comm.rank if key is None else key, _made()])
+    if color is None:
+        return None
+    order = sorted((place, rank) for rank, (other, place, _) in enumerate(said) if other == color)
+    name = f"{label} {color}"
+    if comm.group is None:
+        return comm.child(None, name)
+    _catch_up(max(made for other, _, made in said if other == color))
+    members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
+    # Only the members meet: ranks of the job that are not in this group know nothing of it.
+    options: dict[str, Any] = {} if members == sorted(members) else {"sort_ranks": False}
+    group = dist.new_group(members, comm.timeout, use_local_synchronization=True, group_desc=name, **options)
+    return comm.child(group, name)
+
+
+def _made() -> int:
+    """How many process groups this process knows."""
+    return len(dist.distributed_c10d._world.pg_names) if dist.is_initialized() else 0
+
+
+def _catch_up(made: int) -> None:
+    """Where only the members of a group meet, torch names it by its ranks and by how many groups a process has made:
+    a member that made fewer than another would wait under another name. A group of one rank costs nobody else."""
+    while _made() < made:
+        dist.new_group([dist.get_rank()], use_local_synchronization=True, group_desc="filler")
+
+
+def by_host(comm: Communicator, host: str | None) -> ByHost:
+    """See :meth:`drivetrain.comm.Communicator.by_host`."""
+    names = comm.all_gather_plain(host_name() if host is None else host)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    hosts = [numbers[name] for name in names]
+    place = hosts[: comm.rank].count(hosts[comm.rank])
+    inside = split(comm, hosts[comm.rank], None, "host")
+    between = split(comm, place, None, "between hosts, place")
+    assert inside is not None and between is not None
+    return ByHost(inside, between, hosts)
+
+
+def host_name() -> str:
+    """What tells this host from the job's others: the number that the launcher gave it, else its name."""
+    job = current_job()
+    return f"node {job.node_rank}" if job is not None and job.num_nodes > 1 else socket.gethostname()
