@@ -166,10 +166,10 @@ class BaseFinetuning(Callback):
         self._tracking = state_dict.get("tracking", [])
         self._epoch = state_dict.get("epoch", -1)
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
+    def before_restore(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
         """Before optimizers get their states: the groups that had been added, and what was trained."""
         saved = checkpoint.get("callbacks", {}).get(self.state_key)
-        if trainer.stage != "fit" or not saved:
+        if not saved:
             return
         named, added = dict(pl_module.named_parameters()), []
         for index, optimizer in enumerate(trainer.optimizers):
