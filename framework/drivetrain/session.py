@@ -60,8 +60,8 @@ class Request:
     datamodule: DataModule | None = None
     ckpt_path: Any = None
     verbose: bool = True
-    keep_predictions: bool = True
     weights_only: bool | None = None
+    keep_predictions: bool = True
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from drivetrain.hooks import Hooks
     from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
-    from drivetrain.profiling import Instruments
     from drivetrain.optimizer import SchedulerConfig
+    from drivetrain.profiling import Instruments
     from drivetrain.sharding import BatchSource
 
 

@@ -65,7 +65,7 @@ class BaseFinetuning(Callback):
     def filter_params(
         modules: nn.Module | Iterable[Any], train_bn: bool = True, requires_grad: bool = True
     ) -> Generator[nn.Parameter, None, None]:
-        """The parameters of ``modules`` whose ``requires_grad`` is the given; without BatchNorms if not ``train_bn``."""
+        """The parameters of ``modules`` with this ``requires_grad``; without BatchNorms if not ``train_bn``."""
         for module in BaseFinetuning.flatten_modules(modules):
             if train_bn or not isinstance(module, _BatchNorm):
                 yield from (p for p in module.parameters(recurse=False) if p.requires_grad is requires_grad)

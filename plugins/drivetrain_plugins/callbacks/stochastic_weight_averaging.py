@@ -54,7 +54,7 @@ class StochasticWeightAveraging(Callback):
         annealing_epochs: int = 10,
         annealing_strategy: str = "cos",
         avg_fn: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
-        device: torch.device | str | None = torch.device("cpu"),
+        device: torch.device | str | None = "cpu",
     ) -> None:
         name = type(self).__name__
         whole = isinstance(swa_epoch_start, int)
