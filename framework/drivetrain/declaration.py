@@ -160,6 +160,9 @@ class Declaration:
         options: torch-free dataclass of the options with their defaults.
         support: the abilities.
         check: more conflicts, found from a :class:`Plan` without torch.
+        preset_of: registered name of a strategy of the same implementation from which this one differs in nothing but
+            the value of an option that has tests of its own, so that tests over all strategies may let that one stand
+            for both; ``None``: none does.
         variants: by a word of their own, what options choose in place of ``implementation``.
     """
 
@@ -169,6 +172,7 @@ class Declaration:
     options: type = NoOptions
     support: Support = field(default_factory=Support)
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    preset_of: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def implementation_for(self, options: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 
 class TrainerFn(StrEnum):
@@ -47,3 +47,13 @@ class State:
     @property
     def stopped(self) -> bool:
         return self.status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
+
+
+class EarlyStoppingReason(Enum):
+    """Why training stopped early."""
+
+    NOT_STOPPED = 0
+    STOPPING_THRESHOLD = 1
+    DIVERGENCE_THRESHOLD = 2
+    PATIENCE_EXHAUSTED = 3
+    NON_FINITE_METRIC = 4

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ class StrategyView:
     @property
     def model(self) -> TrainModule | None:
         return self.__dict__.get("module")
+
+    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        """``batch`` on this rank's device, or another."""
+        return move(batch, self.device if device is None else torch.device(device))
 
     def barrier(self, name: str | None = None) -> None:
         """Wait until every rank is here."""

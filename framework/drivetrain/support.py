@@ -100,9 +100,12 @@ def combinations(declaration: Declaration) -> Iterator[tuple[Combination, Plan]]
 
 
 def allowed(found: Mapping[str, Declaration] | None = None) -> list[Combination]:
-    """Every combination that no declaration refuses and that a module can ask for."""
+    """Every combination that no declaration refuses and that a module can ask for; presets of another strategy are left
+    to that one."""
     result = []
     for declaration in (found or declarations()).values():
+        if declaration.preset_of is not None:
+            continue
         result += [one for one, plan in combinations(declaration) if not conflicts(plan, declaration)]
     return result
 

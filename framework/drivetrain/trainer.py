@@ -373,6 +373,8 @@ class Trainer(TrainerState):
         """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
         if self.lightning_module is None:
             raise ConfigurationError("save_checkpoint needs a module: call fit first.")
+        if storage_options is not None:
+            raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
         clock = perf_counter()
         with phase.during(phase.CHECKPOINT):
             snapshot.write(self, filepath, bool(weights_only))
@@ -461,6 +463,8 @@ class Trainer(TrainerState):
         if Trainer._in_job is not None and job.origin != "inline":  # an earlier one of the script makes room
             Trainer._in_job.close()
         self.job = job if job.origin != "inline" else None
+        if self.job is not None:
+            self.node_rank = job.node_rank
         self.strategy.connect(job)
         setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True

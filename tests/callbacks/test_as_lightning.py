@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.lightning.callbacks.early_stopping import EarlyStoppingReason
 from tests.runs import QUIET
 
 VALUES = [0.5, 0.3, 0.4, 0.2, 0.6, 0.1, 0.7, 0.05]
@@ -258,6 +259,8 @@ def test_the_same_stop(values: list[float], arguments: dict[str, Any], options: 
         stopping = library.callbacks.EarlyStopping(**{"monitor": "val/loss", **arguments})
         settings = {"max_epochs": len(values), "enable_checkpointing": False, **options}
         trainer = fit(library, tmp_path, [stopping], [float(v) for v in values], **settings)
+        if library is ours:
+            assert isinstance(stopping.stopping_reason, EarlyStoppingReason)
         found.append(
             {
                 "epoch": trainer.current_epoch,

@@ -21,7 +21,7 @@ import drivetrain.lightning as ours
 from drivetrain import checkpoint
 from drivetrain.checkpoint import layout, single
 from drivetrain.cli import export
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from tests.runs import QUIET, dataset, seeded
 
 SIDES = {"lightning": lightning, "drivetrain": ours}
@@ -576,3 +576,14 @@ def test_in_the_midst_of_a_window(tmp_path: Path) -> None:
     assert again.seen == module.seen[10:]
     weights, expected = (state(*run)["moments"] for run in ((resumed, again), (trainer, module)))
     assert equal(weights, expected)
+
+
+def test_last_where_there_is_none(tmp_path: Path) -> None:
+    """As in Lightning a run that is to go on from its last checkpoint begins where there is none yet."""
+    trainer = ours.Trainer(**{**QUIET, "max_epochs": 1}, default_root_dir=tmp_path)
+    data = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 6)), batch_size=2)
+    with pytest.warns(UserWarning, match="no checkpoint in .* it starts anew"):
+        trainer.fit(Holder(nn.Linear(6, 1)), data, ckpt_path="last")
+    assert trainer.global_step == 4
+    with pytest.raises(ConfigurationError, match="local files"):
+        trainer.save_checkpoint(tmp_path / "a.ckpt", storage_options={})

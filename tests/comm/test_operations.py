@@ -12,8 +12,8 @@ import ranks
 import torch
 
 from drivetrain import registry
-from drivetrain.comm.choice import schedule_of
 from drivetrain.comm.communicator import CommunicationError, Communicator
+from drivetrain.comm.schedules import make
 from drivetrain.errors import ConfigurationError
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -275,8 +275,8 @@ def refused(comm: Communicator) -> None:
     with pytest.raises(ConfigurationError, match="did you mean 'ring'"):
         comm.all_reduce(torch.ones(2), algorithm="rings")
     with pytest.raises(CommunicationError, match=f"is for {n + 1} ranks"):
-        comm.all_reduce(torch.ones(2), algorithm=schedule_of("ring", n + 1))
-    own = schedule_of("ring", n)
+        comm.all_reduce(torch.ones(2), algorithm=make("ring", n + 1))
+    own = make("ring", n)
     assert comm.all_reduce([torch.ones(2), torch.ones(1)], "max", own)[1].tolist() == [1.0]
 
 

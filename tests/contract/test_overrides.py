@@ -18,6 +18,8 @@ def table() -> str:
     rows = ["| strategy | entries it overrides |", "|---|---|"]
     implementations: dict[str, str] = {}
     for name, declaration in declarations().items():
+        if declaration.implementation in implementations.values() and not declaration.variants:
+            continue  # a preset, whose row is that of the first
         implementations[f"`{name}`"] = declaration.implementation
         variants = declaration.variants.items()
         implementations |= {f"`{name}`, {variant}": one.implementation for variant, one in variants}

@@ -54,14 +54,21 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """Every strategy and its variants at every world size of :data:`SIZES` that they take."""
+    """Every strategy and its variants at every world size of :data:`SIZES` that they take; presets of another strategy
+    are left to that one."""
     every = (
         Cell(declaration, size, variant)
         for declaration in declarations().values()
+        if declaration.preset_of is None
         for variant in ("", *declaration.variants)
         for size in SIZES
     )
     return [cell for cell in every if cell.takes()]
+
+
+def presets() -> list[Cell]:
+    """Every preset of another strategy once, on three workers."""
+    return [Cell(declaration, 3) for declaration in declarations().values() if declaration.preset_of is not None]
 
 
 def one_each() -> list[Cell]:

@@ -18,13 +18,13 @@ from drivetrain.support import declarations
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.resume.runs import assert_same
 from tests.runs import QUIET
-from tests.strategies.cells import Cell, cells, one_each
+from tests.strategies.cells import Cell, cells, one_each, presets
 from tests.strategies.gpt import TinyGPT, three_heads, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
 
 
 # -- (a) the same run -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("cell", [cell for cell in cells() if cell.exact], ids=str)
+@pytest.mark.parametrize("cell", [cell for cell in cells() + presets() if cell.exact], ids=str)
 def test_parity(cell: Cell) -> None:
     make = three_heads if cell.devices == 3 else tiny_gpt
     check_parity(cell.strategy, cell.devices, cell.declaration.support.tolerance, make, cell.precision)

@@ -11,13 +11,15 @@ from drivetrain.errors import DrivetrainError, nearest
 COMMANDS = {
     "verify": ("drivetrain.comm.verify:main", "prove every algorithm for many numbers of ranks"),
     "scale": ("drivetrain.comm.scale:main", "predict times of all topologies at many numbers of workers"),
+    "calibrate": ("drivetrain.comm.calibrate:calibrate_main", "measure collectives here and fit the cost model"),
+    "predict": ("drivetrain.comm.calibrate:predict_main", "what each all-reduce should take by the calibration"),
     "draw": ("drivetrain.comm.draw:main", "show who sends what to whom in each round"),
 }
 
 
 def usage() -> str:
     """What ``--help`` prints."""
-    lines = [f"  {name:<8}  {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<9}  {what}" for name, (_, what) in COMMANDS.items()]
     head = "usage: python -m drivetrain.comm COMMAND [ARGUMENTS ...]     (--help after COMMAND: its own)"
     return "\n".join([head, "", *lines])
 

@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from drivetrain.comm import choice
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import Executor
+from drivetrain.comm.reduction import all_reduce_flat
 from drivetrain.comm.schedule import Schedule
 
 Encode = Callable[[torch.Tensor], torch.Tensor]
@@ -70,6 +72,7 @@ class BucketAverage:
     def __init__(self, communicator: Communicator, *, trace: bool = False) -> None:
         own = communicator.sub(range(communicator.world_size), "gradient buckets")
         assert own is not None
+        choice.inherit(own, communicator)
         self.communicator = own
         self.trace: list[Event] | None = [] if trace else None
         self.error: BaseException | None = None
@@ -191,12 +194,37 @@ class BucketAverage:
             self.trace.append(Event(index, what, now))
 
 
+Sum = Callable[[torch.Tensor], torch.Tensor]
+
+
+def summation(algorithm: Schedule | str, communicator: Communicator) -> Sum:
+    """What sums flat tensors over the ranks, in place, and returns them.
+
+    Args:
+        algorithm: an all-reduce for these ranks, the name of a topology, ``"native"`` for the transport's own, or
+            ``"auto"`` for what the calibration says is fastest at each length.
+        communicator: the ranks.
+
+    Raises:
+        CommunicationError: the schedule is for another number of ranks.
+    """
+    if isinstance(algorithm, Schedule):
+        return Executor(algorithm, communicator)
+    name = algorithm
+
+    def summed(tensor: torch.Tensor) -> torch.Tensor:
+        all_reduce_flat(communicator, tensor, "sum", name)
+        return tensor
+
+    return summed
+
+
 class ScheduledAllReduce(BucketAverage):
     """Averages gradient buckets by a schedule. Buffers are kept by length, so the new buckets that
     DistributedDataParallel forms after the first iteration are only prepared once.
 
     Args:
-        schedule: An all-reduce for the ranks of ``communicator``.
+        algorithm: As :func:`summation` takes it.
         communicator: As :class:`BucketAverage` takes it.
         transform: What to do with each bucket around the sum.
         trace: As :class:`BucketAverage` takes it.
@@ -207,7 +235,7 @@ class ScheduledAllReduce(BucketAverage):
 
     def __init__(
         self,
-        schedule: Schedule,
+        algorithm: Schedule | str,
         communicator: Communicator,
         *,
         transform: BucketTransform = IDENTITY,
@@ -215,8 +243,8 @@ class ScheduledAllReduce(BucketAverage):
     ) -> None:
         super().__init__(communicator, trace=trace)
         self.transform = transform
-        self._execute = Executor(schedule, self.communicator)
+        self._sum = summation(algorithm, self.communicator)
 
     def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
         bucket.div_(self.communicator.world_size)
-        return self.transform.decode(self._execute(self.transform.encode(bucket)), bucket)
+        return self.transform.decode(self._sum(self.transform.encode(bucket)), bucket)

@@ -1,25 +1,107 @@
-"""Which algorithm carries an operation: the one that the caller names, or one chosen where that is left open."""
+"""Which algorithm carries an operation: the one that the caller names, or the one expected to be fastest.
+
+All ranks must choose alike, and the calibration lies in a file of each machine. So rank 0's is taken, at the first
+choice of a communicator, together with who shares a host.
+"""
 
 from __future__ import annotations
 
-from drivetrain import registry
+import inspect
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from drivetrain.comm import calibration, schedules
+from drivetrain.comm.calibration import NATIVE, Calibration, Hosts
 from drivetrain.comm.schedule import Schedule
 
+if TYPE_CHECKING:
+    from drivetrain.comm.communicator import Communicator
 
-def choose(op: str, nbytes: int, world_size: int) -> str:
+
+class Agreed(NamedTuple):
+    """What the ranks of a communicator know alike: ranks per host (None: a host's do not follow each other), and the
+    calibration of this kind of device, if rank 0 has one."""
+
+    hosts: Hosts | None
+    calibration: Calibration | None
+
+
+_agreed: WeakKeyDictionary[Communicator, Agreed] = WeakKeyDictionary()
+
+
+def agreed(comm: Communicator) -> Agreed:
+    """What the ranks know alike; exchanged once, so all ranks must ask at the same point.
+
+    Raises:
+        ConfigurationError: rank 0's calibration cannot be read; raised on every rank.
+    """
+    found = _agreed.get(comm)
+    if found is None:
+        found = _agreed[comm] = _exchange(comm)
+    return found
+
+
+def _exchange(comm: Communicator) -> Agreed:
+    from drivetrain.comm.communicator import Communicator
+    from drivetrain.comm.groups import host_name
+
+    if comm.group is None:
+        return Agreed((1,), None)
+    mine = None
+    if comm.is_master:
+        path = calibration.place(comm.device.type)
+        # As text: a file that is no calibration is an error of every rank.
+        mine = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    # Not among the traffic that is counted: it happens once, at a moment that the caller did not choose.
+    said = Communicator(comm.group, comm.device, comm.label).all_gather_plain([host_name(), mine])
+    names = [name for name, _ in said]
+    runs = [(name, len(list(ranks))) for name, ranks in groupby(names)]
+    hosts = tuple(count for _, count in runs) if len(runs) == len(set(names)) else None
+    text = said[0][1]
+    return Agreed(hosts, None if text is None else Calibration.of_text(text, "the calibration of rank 0"))
+
+
+def ranks_per_host(comm: Communicator) -> Hosts | None:
+    """How many of the ranks each host has, in their order; None where a host's do not follow each other. Exchanged as
+    :func:`agreed` says."""
+    return agreed(comm).hosts
+
+
+def choose(comm: Communicator, op: str, nbytes: int) -> str:
     """The algorithm for ``op`` on ``nbytes`` per rank: ``"native"`` or the name of a topology.
 
-    Must give the same answer on every rank. Without a calibration of the machine the transport's own is taken.
+    The same on every rank. Without a calibration for these ranks the transport's own is taken. Raises as
+    :func:`agreed`.
     """
-    return "native"
+    if comm.world_size == 1 or op != "all_reduce":
+        return NATIVE
+    hosts, model = agreed(comm)
+    return NATIVE if hosts is None or model is None else model.choose(nbytes, hosts)
 
 
-def schedule_of(name: str, world_size: int) -> Schedule:
-    """The all-reduce of topology ``name`` for ``world_size`` ranks.
+def inherit(child: Communicator, parent: Communicator) -> None:
+    """Let ``child``, of the same ranks, know what ``parent`` knows, without an exchange."""
+    if parent in _agreed:
+        _agreed[child] = _agreed[parent]
+
+
+def knows(comm: Communicator) -> bool:
+    """Whether a choice can be other than the transport's own: there is a calibration for these ranks."""
+    hosts, model = agreed(comm)
+    return model is not None and hosts in model.worlds
+
+
+def schedule_of(name: str, comm: Communicator) -> Schedule:
+    """The all-reduce of topology ``name`` for the ranks of ``comm``; one that takes ``hosts`` is made for those there
+    are, where there are several.
 
     Raises:
         ConfigurationError: no topology is called ``name``.
     """
-    topology = registry.load("topologies", name)
-    schedule: Schedule = topology(world_size)
-    return schedule
+    topology = schedules.topology(name)
+    if "hosts" in inspect.signature(topology).parameters:
+        hosts = ranks_per_host(comm)
+        if hosts is not None and len(hosts) > 1:
+            return schedules.make(name, comm.world_size, hosts)
+    return topology(comm.world_size)

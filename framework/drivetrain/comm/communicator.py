@@ -315,7 +315,7 @@ class Communicator:
     def schedule(self, name: str) -> Any:
         """The schedule of topology ``name`` for this group, kept. Raises ConfigurationError for an unknown name."""
         if name not in self._schedules:
-            self._schedules[name] = schedule_of(name, self.world_size)
+            self._schedules[name] = schedule_of(name, self)
         return self._schedules[name]
 
     # -- traffic ------------------------------------------------------------------------------------------------

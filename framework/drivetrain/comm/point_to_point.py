@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Tags from here on are our own: no message of a user's can be taken for one of these.
 FIRST_OWN_TAG = 2**29
 HEADER_TAG, PAYLOAD_TAG, ABORT_TAG = FIRST_OWN_TAG, FIRST_OWN_TAG + 1, 2**30
+SCHEDULE_TAGS = FIRST_OWN_TAG + 2  # schedules number their messages from here on
 OBJECT_TAGS = FIRST_OWN_TAG + 2**20  # a user's tag for an object has two messages from here on
 
 _DTYPES = [

@@ -60,7 +60,7 @@ def all_reduce(comm: Communicator, value: Any, op: str, algorithm: str | Schedul
         comm.agree("all_reduce", value, op=op, algorithm=algorithm if isinstance(algorithm, str) else algorithm.name)
 
     def run(flat: torch.Tensor, how: str) -> None:
-        _all_reduce(comm, flat, how, algorithm)
+        all_reduce_flat(comm, flat, how, algorithm)
 
     def rows(flat: torch.Tensor) -> torch.Tensor:
         gathered = [torch.empty_like(flat) for _ in range(comm.world_size)]
@@ -318,10 +318,11 @@ def _overflow(op: str, comm: Communicator) -> CommunicationError:
 
 
 # -- the transport --------------------------------------------------------------------------------------------------
-def _all_reduce(comm: Communicator, flat: torch.Tensor, op: str, algorithm: str | Schedule) -> None:
-    """Reduce the flat tensor in place by the algorithm named, or by a schedule."""
+def all_reduce_flat(comm: Communicator, flat: torch.Tensor, op: str, algorithm: str | Schedule) -> None:
+    """Reduce the flat contiguous tensor in place, in its own dtype, by the algorithm named (``"native"``, ``"auto"`` or
+    a topology) or by a schedule; ``op`` is sum, product, min or max."""
     if algorithm == "auto":
-        algorithm = choose("all_reduce", flat.nbytes, comm.world_size)
+        algorithm = choose(comm, "all_reduce", flat.nbytes)
     if algorithm != "native":
         from drivetrain.comm import execute
 

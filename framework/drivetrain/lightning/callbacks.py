@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drivetrain.callback import Callback as Callback
 from drivetrain.lightning.plugin_names import finder
+from drivetrain.states import EarlyStoppingReason as EarlyStoppingReason
 
 NAMES = {
     "BackboneFinetuning": "backbone_finetuning",

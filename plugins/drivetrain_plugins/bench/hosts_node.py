@@ -32,7 +32,9 @@ def all_reduces(job: Job, payload: dict[str, Any]) -> Found:
     comm = Communicator(dist.group.WORLD)
     ranks: int = payload["ranks"]
     operations: dict[str, Callable[[torch.Tensor], object]] = {
-        name: comm.all_reduce if name == NATIVE else partial(run, schedule(name, ranks), communicator=comm)
+        name: partial(comm.all_reduce, algorithm=NATIVE)
+        if name == NATIVE
+        else partial(run, schedule(name, ranks), communicator=comm)
         for name in payload["algorithms"]
     }
     tensor = torch.empty(payload["numel"])

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from multiprocessing.connection import Connection
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.comm.execute import SEGMENT_BYTES
-from drivetrain.launch.temporary import temporary_folder
+from drivetrain.comm.measure import join_group, run_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.repeats < 1 or min(options.ranks) < 2 or min(*options.sizes, *options.segment_mb, 1) <= 0:
         parser.error("--repeats, --sizes and --segment-mb must be positive and --ranks at least 2")
-    if options.backend == "gloo":
-        # One machine is measured: loopback, and one compute thread per rank as workers of one machine have.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
     rows = [row for world_size in options.ranks for row in measure(world_size, options)]
     if options.json:
         print(json.dumps(rows))
@@ -71,62 +63,31 @@ def measure(world_size: int, options: argparse.Namespace) -> list[Row]:
     """One row per size and segment length: medians over the repeats of the slowest rank's time.
 
     Raises:
-        RuntimeError: a rank failed; its own traceback is on standard error.
+        MeasurementError: a rank failed; its own traceback is on standard error.
     """
-    with temporary_folder("bench") as folder:
-        # Fresh interpreters: nothing that this process did with threads or CUDA can reach them.
-        context = multiprocessing.get_context("spawn")
-        receiver, sender = context.Pipe(duplex=False)
-        ranks = [
-            context.Process(
-                target=_rank, args=(rank, world_size, str(folder), sender if rank == 0 else None, vars(options))
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            for process in ranks:
-                process.start()
-            sender.close()
-            try:
-                return receiver.recv()
-            except EOFError:
-                raise RuntimeError(f"a rank of {world_size} failed; its traceback is above") from None
-        finally:
-            for process in ranks:
-                process.join(5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-            receiver.close()
+    rows: list[Row] = run_ranks(_rank, world_size, vars(options))
+    return rows
 
 
-def _rank(rank: int, world_size: int, folder: str, results: Connection | None, options: dict[str, Any]) -> None:
+def _rank(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[Row]:
     import torch
     import torch.distributed as dist
 
-    from drivetrain.comm.communicator import Communicator
     from drivetrain.comm.execute import Executor
     from drivetrain.comm.topologies.ring import ring
 
-    device = torch.device("cpu")
-    if options["backend"] == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    store = f"file://{Path(folder, 'store')}"
-    dist.init_process_group(
-        options["backend"], init_method=store, rank=rank, world_size=world_size, timeout=timedelta(minutes=5)
-    )
-    comm = Communicator(dist.group.WORLD, device)
+    comm = join_group(rank, world_size, folder, "cuda" if options["backend"] == "nccl" else "cpu")
+    device = comm.device
     segments = options["segment_mb"]
     operations: list[Callable[[torch.Tensor], object]] = [
-        comm.all_reduce,
+        partial(comm.all_reduce, algorithm="native"),
         *(Executor(ring(world_size), comm, segment_bytes=int(segment * 2**20)) for segment in segments),
     ]
     thread = ThreadPoolExecutor(1, initializer=_own_device, initargs=(device.type == "cuda", rank))
 
     def timed(operation: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> tuple[float, float]:
         tensor.fill_(1.0)
-        comm.all_reduce(torch.ones(1, device=device))
+        comm.all_reduce(torch.ones(1, device=device), algorithm="native")
         if device.type == "cuda":
             torch.cuda.synchronize()
         started, cpu = time.perf_counter(), time.process_time()
@@ -165,9 +126,8 @@ def _rank(rank: int, world_size: int, folder: str, results: Connection | None, o
             }
             rows.append({**row, "ratio": row["ring_ms"] / row["native_ms"]})
     thread.shutdown()
-    if results is not None:
-        results.send(rows)
     dist.destroy_process_group()
+    return rows
 
 
 def _own_device(cuda: bool, rank: int) -> None:

@@ -40,7 +40,8 @@ class DeviceStatsMonitor(Callback):
     def _log(self, trainer: Trainer, hook: str, step: int) -> None:
         if (step + 1) % trainer.log_every_n_steps:
             return
-        device, found = trainer.strategy.device, {}
+        device = trainer.strategy.device
+        found: dict[str, float] = {}
         if device.type == "cuda":
             found |= torch.cuda.memory_stats(device)
         if self._cpu_stats or (self._cpu_stats is None and device.type == "cpu"):
@@ -94,7 +95,9 @@ def _cpu() -> dict[str, float]:
     try:
         import psutil
     except ModuleNotFoundError:
-        raise ConfigurationError("DeviceStatsMonitor reads the CPUs with the package psutil: pip install psutil") from None
+        raise ConfigurationError(
+            "DeviceStatsMonitor reads the CPUs with the package psutil: pip install psutil"
+        ) from None
     return {
         "cpu_vm_percent": psutil.virtual_memory().percent,
         "cpu_percent": psutil.cpu_percent(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
+from drivetrain.states import EarlyStoppingReason
 from drivetrain_plugins.callbacks.monitor import check_mode, has_validation, improves, missing, worst
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 log = logging.getLogger(__name__)
-
-
-class EarlyStoppingReason(enum.Enum):
-    """Why training stopped early."""
-
-    NOT_STOPPED = 0
-    STOPPING_THRESHOLD = 1
-    DIVERGENCE_THRESHOLD = 2
-    PATIENCE_EXHAUSTED = 3
-    NON_FINITE_METRIC = 4
 
 
 class EarlyStopping(Callback):

@@ -93,7 +93,9 @@ class ModelPruning(Callback):
             if name not in self.PARAMETER_NAMES:
                 raise ConfigurationError(f"ModelPruning(parameter_names): {nearest(name, self.PARAMETER_NAMES)}")
         if not (callable(amount) or isinstance(amount, (int, float))):
-            raise ConfigurationError(f"ModelPruning(amount={amount!r}): give a share, a number or a function of the epoch.")
+            raise ConfigurationError(
+                f"ModelPruning(amount={amount!r}): give a share, a number or a function of the epoch."
+            )
         if verbose not in (0, 1, 2):
             raise ConfigurationError(f"ModelPruning(verbose={verbose!r}): use 0, 1 or 2.")
         self.pruning_fn = self._function(pruning_fn, pruning_dim, pruning_norm)
@@ -111,10 +113,12 @@ class ModelPruning(Callback):
                     raise ConfigurationError(f"ModelPruning(pruning_fn={given!r}) needs {missing}.")
                 options = {"dim": dim, **({"n": norm} if name == "ln_structured" else {})}
             self._global_kwargs = options
-            found = _METHODS[name] if self._use_global_unstructured else partial(_FUNCTIONS[name], **options)
+            found: Any = _METHODS[name] if self._use_global_unstructured else partial(_FUNCTIONS[name], **options)
         elif inspect.isclass(given) and issubclass(given, prune.BasePruningMethod):
             if not self._use_global_unstructured:
-                raise ConfigurationError("ModelPruning: a pruning method of your own needs use_global_unstructured=True.")
+                raise ConfigurationError(
+                    "ModelPruning: a pruning method of your own needs use_global_unstructured=True."
+                )
             found = given
         else:
             raise ConfigurationError(
@@ -238,7 +242,9 @@ class ModelPruning(Callback):
         if not self._make_pruning_permanent:
             return
         state = dict(checkpoint["state_dict"])
-        for name in [key.removesuffix("_mask") for key in state if key.endswith("_mask") and f"{key[:-5]}_orig" in state]:
+        for name in [
+            key.removesuffix("_mask") for key in state if key.endswith("_mask") and f"{key[:-5]}_orig" in state
+        ]:
             original, mask = state.pop(f"{name}_orig"), state.pop(f"{name}_mask")
             state[name] = mask.to(original.dtype) * original
         checkpoint["state_dict"] = state

@@ -175,7 +175,9 @@ class RichProgressBar(ProgressBar):
                     bar.stop_task(self._train)
                 else:
                     bar.remove_task(self._train)
-            self._train = bar.add_task(self._epoch(trainer), total=_total(trainer.num_training_batches), rate="", metrics="")
+            self._train = bar.add_task(
+                self._epoch(trainer), total=_total(trainer.num_training_batches), rate="", metrics=""
+            )
             bar.refresh()
 
     def on_train_batch_end(

@@ -8,21 +8,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
 
-from drivetrain.comm.bucket_hook import BucketAverage
+from drivetrain.comm.bucket_hook import BucketAverage, summation
 from drivetrain.comm.communicator import Communicator
-from drivetrain.comm.execute import Executor
-from drivetrain.comm.schedule import Schedule
 from drivetrain.compressor import Bucket, Compressor, Segment, Transport
 from drivetrain_plugins.compression.error_feedback import add_owed, keep_owed
 from drivetrain_plugins.compression.memory import StepMemory
 
 
 class ScheduledTransport:
-    """Sums by a schedule; gathers by the backend, whose all-gather is a ring already."""
+    """Sums by the algorithm named; gathers by the backend, whose all-gather is a ring already."""
 
-    def __init__(self, communicator: Communicator, schedule: Schedule) -> None:
+    def __init__(self, communicator: Communicator, algorithm: str) -> None:
         self.world_size = communicator.world_size
-        self.all_reduce = Executor(schedule, communicator)
+        self.all_reduce = summation(algorithm, communicator)
         self.all_gather = communicator.all_gather
 
 
@@ -40,7 +38,7 @@ class CompressedAverage(BucketAverage):
         communicator: as :class:`BucketAverage` takes it.
         parameters: by name, those whose gradients come.
         exact: a scalar parameter whose gradient is summed as it is, in a message of its own.
-        schedule: the all-reduce that sums; None for the backend's own.
+        algorithm: the all-reduce that sums: ``"native"`` for the backend's own, ``"auto"``, or a topology.
 
     Attributes:
         loss_scale: what the gradients that come are multiplied by; None for 1.
@@ -54,16 +52,14 @@ class CompressedAverage(BucketAverage):
         parameters: dict[str, nn.Parameter],
         *,
         exact: nn.Parameter | None = None,
-        schedule: Schedule | None = None,
+        algorithm: str = "native",
     ) -> None:
         super().__init__(communicator)
         self.compressor = compressor
         self.memory = StepMemory()
         self.loss_scale: torch.Tensor | None = None
         self.bytes_dense = 0
-        self._transport: Transport = self.communicator
-        if schedule is not None:
-            self._transport = ScheduledTransport(self.communicator, schedule)
+        self._transport: Transport = ScheduledTransport(self.communicator, algorithm)
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._exact = exact
         self._layouts: dict[int, _Layout] = {}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drivetrain import registry
 from drivetrain.declaration import ANY_COMPRESSOR, Conflict, Declaration, Plan, Support
+from drivetrain.errors import nearest
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,35 @@ class ReplicatedOptions:
         find_unused_parameters: allow parameters that a step does not use; costs a walk over the graph per step.
         static_graph: promise that every step uses the same parameters in the same order.
         gradient_as_bucket_view: gradients live in the buckets, which saves their memory once.
+        topology: how the gradients are summed: native (the backend's own all-reduce), auto (what a calibration of the
+            machine says is fastest for each bucket, else native), or a registered topology such as ring or tree.
     """
 
     bucket_cap_mb: float = 25.0
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = True
+    topology: str = "native"
+
+
+@dataclass(frozen=True)
+class RingOptions(ReplicatedOptions):
+    topology: str = "ring"
+
+
+@dataclass(frozen=True)
+class TreeOptions(ReplicatedOptions):
+    topology: str = "tree"
+
+
+@dataclass(frozen=True)
+class HalvingDoublingOptions(ReplicatedOptions):
+    topology: str = "halving_doubling"
+
+
+@dataclass(frozen=True)
+class HierarchicalOptions(ReplicatedOptions):
+    topology: str = "hierarchical"
 
 
 def _check_replicated(plan: Plan) -> list[Conflict]:
@@ -33,7 +58,31 @@ def _check_replicated(plan: Plan) -> list[Conflict]:
             f"compression={plan.compression} would send what it owes of a parameter that the step does not use: set"
             " strategy.find_unused_parameters=false or compression=none."
         )
+    known = ["native", "auto", *registry.names("topologies")]
+    if options is not None and options.topology not in known:
+        found.append(f"there is no strategy.topology={options.topology}: {nearest(options.topology, known)}")
     return [Conflict(sentence) for sentence in found]
+
+
+def _preset(name: str, summary: str, options: type[ReplicatedOptions], stands_in: str | None = None) -> Declaration:
+    """``ddp`` with one topology, under the topology's name."""
+    own = options().topology
+
+    def check(plan: Plan) -> list[Conflict]:
+        other = own if plan.options is None else plan.options.topology
+        if other != own:
+            return [Conflict(f"strategy={name} is strategy=ddp with topology={own}: for {other}, set strategy=ddp.")]
+        return _check_replicated(plan)
+
+    return Declaration(
+        name=name,
+        summary=summary,
+        implementation=DDP.implementation,
+        options=options,
+        support=_REPLICATED,
+        check=check,
+        preset_of=stands_in,
+    )
 
 
 _REPLICATED = Support(compressors=ANY_COMPRESSOR, thaws=True, editable=True)
@@ -53,11 +102,20 @@ DDP = Declaration(
     support=_REPLICATED,
     check=_check_replicated,
 )
-RING = Declaration(
-    name="ring",
-    summary="a copy on every rank, gradients averaged by a bandwidth-optimal ring all-reduce",
-    implementation="drivetrain_plugins.strategies.ring:Ring",
-    options=ReplicatedOptions,
-    support=_REPLICATED,
-    check=_check_replicated,
+# ring is tested like every strategy; the others differ from it in the topology alone, whose sums are tested in comm.
+RING = _preset("ring", "a copy on every rank, gradients averaged by a bandwidth-optimal ring all-reduce", RingOptions)
+TREE = _preset(
+    "tree", "a copy on every rank, gradients averaged along a binomial tree, in few rounds", TreeOptions, "ring"
+)
+HALVING_DOUBLING = _preset(
+    "halving_doubling",
+    "a copy on every rank, gradients averaged by recursive halving and doubling: a ring's bytes in fewer rounds",
+    HalvingDoublingOptions,
+    "ring",
+)
+HIERARCHICAL = _preset(
+    "hierarchical",
+    "a copy on every rank, gradients averaged inside hosts first, so that little crosses the links between them",
+    HierarchicalOptions,
+    "ring",
 )

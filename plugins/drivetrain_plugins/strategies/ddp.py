@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from drivetrain.comm.schedule import Schedule
+from drivetrain.comm import choice
+from drivetrain.comm.bucket_hook import ScheduledAllReduce
 from drivetrain.errors import TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
@@ -53,7 +54,11 @@ class _Replica(nn.Module):
 
 
 class DistributedDataParallelStrategy(Strategy):
-    """Exact data parallelism. With manual optimisation gradients are averaged per optimizer at its step instead."""
+    """Exact data parallelism. With manual optimisation gradients are averaged per optimizer at its step instead.
+
+    A topology other than the backend's own runs in a thread with a process group of its own, so that a bucket is on
+    its way before the next one is ready.
+    """
 
     replicated = True
     _replicas: DistributedDataParallel | None = None
@@ -61,6 +66,8 @@ class DistributedDataParallelStrategy(Strategy):
     _weighs = False  # whether the module weights its losses itself
     _ticket: torch.Tensor  # as it left the forward pass at hand
     _compressed: CompressedAverage | None = None
+    _all_reduce: ScheduledAllReduce | None = None  # where the topology is not the backend's own
+    _algorithm = "native"
     _sent = (0, 0, 0)  # bytes, bytes uncompressed, messages of compressed gradients of former runs
     _bytes_before = _synchronised_before = 0  # of buckets that were made anew in this run
     _frozen: list[nn.Parameter]
@@ -76,6 +83,7 @@ class DistributedDataParallelStrategy(Strategy):
         self._average_buffers = stage == "fit" and self.data.size > 1
         if stage != "fit" or self.data.size == 1:
             return
+        self._algorithm = self._chosen()
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self._retire()
         if not module.automatic_optimization or not self._trained:
@@ -109,8 +117,8 @@ class DistributedDataParallelStrategy(Strategy):
         self._compressed = self._compression(dict(self._trained), self._replica.ticket)
         if self._compressed is not None:
             self._replicas.register_comm_hook(self._compressed, CompressedAverage.hook)
-        else:
-            self.register_hook(self._replicas)
+        elif self._algorithm != "native":
+            self._replicas.register_comm_hook(self._hook(), ScheduledAllReduce.hook)
 
     def trainable_changed(self) -> None:
         """Buckets hold the gradients of what was trained when they were made: they are made anew."""
@@ -128,22 +136,29 @@ class DistributedDataParallelStrategy(Strategy):
         if self._trained:
             self._wrap(module, equal=True)
 
-    def register_hook(self, replicas: DistributedDataParallel) -> None:
-        """The seam for topologies, where nothing is compressed: the backend's own all-reduce needs no hook."""
+    def _chosen(self) -> str:
+        """The topology; the backend's own where the choice is left open and these ranks were not calibrated."""
+        name: str = self.options.topology
+        if name == "native":
+            return name
+        choice.agreed(self.communicator)  # once, where all ranks are: the hook's group has the same ranks
+        return "native" if name == "auto" and not choice.knows(self.communicator) else name
 
-    def schedule(self) -> Schedule | None:
-        """The all-reduce that compressed gradients are summed by; None for the backend's own."""
-        return None
+    def _hook(self) -> ScheduledAllReduce:
+        if self._all_reduce is None:
+            self._all_reduce = ScheduledAllReduce(self._algorithm, self.communicator)
+        return self._all_reduce
 
     def raise_hidden(self) -> None:
         """Raise the real error of a hook's thread, which autograd hides behind its own."""
-        if self._compressed is not None:
-            self._compressed.raise_if_failed()
+        for averaging in (self._compressed, self._all_reduce):
+            if averaging is not None:
+                averaging.raise_if_failed()
 
     def _compression(self, named: dict[str, nn.Parameter], ticket: nn.Parameter | None) -> CompressedAverage | None:
         if self.compressor is None:
             return None
-        return CompressedAverage(self.compressor, self.communicator, named, exact=ticket, schedule=self.schedule())
+        return CompressedAverage(self.compressor, self.communicator, named, exact=ticket, algorithm=self._algorithm)
 
     def _retire(self) -> None:
         """A new run owes nothing of the last one; what that one sent stays counted."""
@@ -293,7 +308,12 @@ class DistributedDataParallelStrategy(Strategy):
                 offset += t.numel()
 
     def average_flat(self, flat: torch.Tensor) -> None:
-        self.communicator.all_reduce(flat).div_(self.data.size)
+        """Manual optimisation takes the same topology, without overlap. Where gradients are compressed only buffers
+        come here, for which no thread is started."""
+        if self._algorithm == "native" or self.compressor is not None:
+            self.communicator.all_reduce(flat, algorithm="native").div_(self.data.size)
+        else:
+            self._hook().submit(0, flat).wait()
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
@@ -321,13 +341,15 @@ class DistributedDataParallelStrategy(Strategy):
             self._compressed.memory.load_state_dict(state["compression"], self.device)
 
     def close(self, error: BaseException | None = None) -> None:
-        if self._compressed is not None:
-            self._compressed.close()
+        for averaging in (self._compressed, self._all_reduce):
+            if averaging is not None:
+                averaging.close()
         super().close(error)
 
     def exposed_communication(self) -> float | None:
-        if self._compressed is not None:
-            return self._compressed.exposed_seconds()
+        hook = self._compressed or self._all_reduce
+        if hook is not None:
+            return hook.exposed_seconds()
         if self._replicas is None:
             return None
         # The engine times the first ten passes and then one in a hundred, and gives means in nanoseconds.
@@ -338,9 +360,14 @@ class DistributedDataParallelStrategy(Strategy):
         return max(0.0, (told["avg_backward_comm_time"] - hidden) / 1e9)
 
     def traffic(self) -> dict[str, int]:
-        """The algorithmic volume of an all-reduce, 2(N-1)/N of the gradients per step; the backend counts no bytes."""
+        """What was sent; of the backend's own all-reduce, which counts no bytes, its algorithmic volume: 2(N-1)/N of
+        the gradients per step."""
         if self.compressor is not None:
             return dict(zip(("bytes_sent", "bytes_dense", "messages"), self._compressed_traffic(), strict=True))
+        if self._all_reduce is not None:
+            counted = self._all_reduce.communicator.statistics
+            sent = counted.bytes_sent
+            return {"bytes_sent": sent, "bytes_dense": sent, "messages": counted.messages}
         if self._replicas is None and not self._synchronised_before:
             return {}
         sent, messages = self._dense_traffic()

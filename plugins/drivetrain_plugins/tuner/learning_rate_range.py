@@ -156,5 +156,3 @@ def range_test(
         trainer.lr_scheduler_configs = [SchedulerConfig(LambdaLR(optimizer, factor), interval="step")]
         trial.train(steps)
     return found
-
-

@@ -1,4 +1,4 @@
-"""Watching a run: device statistics, a pruned model, a profiler's actions."""
+"""Watching a run: throughput, device statistics, a pruned model, a profiler's actions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ def project(L: Any) -> Any:
         trainer.fit(model, loader)
         lab.note("zeros", [float((layer.weight == 0).float().mean()) for layer, _ in layers])
 
+        throughput = L.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=2)
         stats = L.callbacks.DeviceStatsMonitor(cpu_stats=True)
         logger = L.loggers.CSVLogger(str(lab.folder / "monitored"))
-        second = lab.trainer(max_epochs=2, callbacks=[stats], logger=logger, log_every_n_steps=2, profiler="simple")
+        second = lab.trainer(
+            max_epochs=2, callbacks=[throughput, stats], logger=logger, log_every_n_steps=2, profiler="simple"
+        )
         second.fit(Net(), loader)
         table = lab.folder / "monitored/lightning_logs/version_0/metrics.csv"
         names = {name for name in table.read_text().splitlines()[0].split(",") if "/" in name}
+        lab.note("throughput", sorted(name for name in names if name.startswith("train/")))
         lab.note("statistics", sorted(name for name in names if name.startswith("DeviceStats"))[:3])
         table.unlink()
         profiler = second.profiler

@@ -1,0 +1,78 @@
+"""Calibrating and sweeping as commands, on real ranks: what they report is complete and adds up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drivetrain.comm.calibration import stored
+from drivetrain.comm.cost import bus_bandwidth
+from drivetrain.errors import ConfigurationError
+from drivetrain_plugins.bench.comm import main as bench
+
+SHORT = ["--repeats", "1", "--seconds", "0.01"]
+
+
+def command(folder: Path, *words: str) -> str:
+    """What ``python -m ...`` prints."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "TMPDIR": str(folder)}
+    call = [sys.executable, "-m", *words, *SHORT]
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_calibrate_then_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of a job are calibrated as they are; a sweep starts ranks of its own."""
+    torchrun = ("torch.distributed.run", "--nproc-per-node", "2", "-m")
+    words = ("calibrate", "--sizes", "4KB,64KB", "--topologies", "ring,tree")
+    printed = command(tmp_path, *torchrun, "drivetrain.comm", *words)
+    assert printed.count("written to") == 1 and str(tmp_path / "drivetrain" / "calibration-cpu.json") in printed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = stored("cpu")
+    assert made is not None and set(made.worlds) == {(2,)} and set(made.worlds[2,].corrections) == {"ring", "tree"}
+    figure = tmp_path / "sweep.png"
+    words = ("--workers", "2", "--sizes", "8KB,64KB", "--operations", "all", "--algorithms", "ring,tree")
+    told = json.loads(command(tmp_path, "drivetrain.bench", "comm", *words, "--json", "--plot", str(figure)))
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    rows = told["rows"]
+    cells = {(row["operation"], row["algorithm"], row["size_bytes"]) for row in rows}
+    sizes = (8000, 64000)
+    expected = {("all_reduce", name) for name in ("native", "ring", "tree")}
+    expected |= {(each, name) for each in ("reduce_scatter", "all_gather") for name in ("native", "ring")}
+    expected |= {(each, name) for each in ("broadcast", "reduce") for name in ("native", "tree")}
+    assert cells == {(*cell, size) for cell in expected for size in sizes} and len(rows) == len(cells)
+    native = {(row["operation"], row["size_bytes"]): row["seconds"] for row in rows if row["algorithm"] == "native"}
+    for row in rows:
+        assert 0 < row["least"] <= row["seconds"]
+        assert row["ratio"] == row["seconds"] / native[row["operation"], row["size_bytes"]]
+        assert row["bus_bandwidth"] == bus_bandwidth(row["operation"], 2, row["size_bytes"], row["seconds"])
+        if row["operation"] == "all_reduce":
+            assert row["predicted"] == made.predict(row["algorithm"], row["size_bytes"], (2,))
+            assert row["chosen"] == (row["algorithm"] == made.choose(row["size_bytes"], (2,)))
+    summary = told["summary"]
+    assert summary["auto_cells"] == 2 and 0 <= summary["auto_within_10_percent"] <= 2
+    taken = [row for row in rows if row["chosen"]]
+    best = [
+        min(r["seconds"] for r in rows if r["size_bytes"] == size and r["operation"] == "all_reduce") for size in sizes
+    ]
+    assert summary["auto_worst"] == max(row["seconds"] / least for row, least in zip(taken, best, strict=True))
+    assert summary["median_error"] > 0 and summary["median_error_of_the_model"] > 0
+
+
+def test_requests_that_cannot_be_met_are_refused() -> None:
+    for words, reason in (
+        (["--operations", "all_reduse"], "did you mean 'all_reduce'"),
+        (["--algorithms", "rign"], "did you mean 'ring'"),
+        (["--repeats", "0"], "above zero"),
+        (["--workers", "1"], "2 or more"),
+        (["--device", "cuda", "--workers", "64"], "64 ranks need as many GPUs"),
+        (["--nonsense"], "--help"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            bench(words)
