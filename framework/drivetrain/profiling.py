@@ -35,7 +35,7 @@ class ProfiledHooks(Hooks):
         return self._functions[name]
 
     def _measured(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        callback = function.func.__self__ if isinstance(function, functools.partial) else None
+        callback = getattr(function.func, "__self__", None) if isinstance(function, functools.partial) else None
         return _measured(self.trainer, function, self._label(callback, name))
 
     def _label(self, callback: Any, name: str) -> str:

@@ -215,6 +215,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
         )
     _check_names(trainer, loaded)
+    trainer.hooks.of_callbacks("before_restore", shared)
     shared = snapshot_file.native(trainer, shared) if loaded.meta.get("layout") == "file" else shared
     state = {"module": shared["state_dict"], "optimizers": shared["optimizer_states"], "precision": shared["precision"]}
     if len(state["optimizers"]) != len(fit.optimizers):

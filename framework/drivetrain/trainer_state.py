@@ -181,7 +181,7 @@ class TrainerState:
         return self.loggers[0] if self.loggers else None
 
     @property
-    def log_dir(self) -> Path | None:
+    def log_dir(self) -> str | Path | None:
         return self.loggers[0].log_dir if self.loggers else self.default_root_dir
 
     @property

@@ -87,6 +87,10 @@ class FakeTrainer:
         return self.callback_metrics.get(name)
 
     @property
+    def batches_stepped(self) -> int:
+        return self.global_step
+
+    @property
     def is_global_zero(self) -> bool:
         return self.global_rank == 0
 

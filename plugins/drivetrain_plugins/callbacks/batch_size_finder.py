@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -190,9 +192,8 @@ class BatchSizeFinder(Callback):
                 return
             trainer.metrics.batch = micro
             trainer.hooks.current = "training_step"
-            output = strategy.forward(
-                lambda batch, i=micro.index: module.training_step(batch, i), trainer.to_device(micro)
-            )
+            call = partial(_with_index, module.training_step, micro.index)
+            output = strategy.forward(call, trainer.to_device(micro))
             trainer.hooks.current = None
             loss = output["loss"] if isinstance(output, dict) else output
             if loss is not None:
@@ -220,7 +221,7 @@ class BatchSizeFinder(Callback):
                     break
                 trainer.metrics.batch = micro
                 trainer.hooks.current = step.__name__
-                strategy.evaluation_step(lambda batch, i=micro.index: step(batch, i), trainer.to_device(micro))
+                strategy.evaluation_step(partial(_with_index, step, micro.index), trainer.to_device(micro))
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -242,6 +243,10 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return "CUDA out of memory" in text or "DefaultCPUAllocator: can't allocate memory" in text
+
+
+def _with_index(step: Callable[..., Any], index: int, batch: Any) -> Any:
+    return step(batch, index)
 
 
 def _samples(source: BatchSource) -> int | float:

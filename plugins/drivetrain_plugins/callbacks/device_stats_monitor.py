@@ -40,7 +40,8 @@ class DeviceStatsMonitor(Callback):
     def _log(self, trainer: Trainer, hook: str, step: int) -> None:
         if (step + 1) % trainer.log_every_n_steps:
             return
-        device, found = trainer.strategy.device, {}
+        device = trainer.strategy.device
+        found: dict[str, float] = {}
         if device.type == "cuda":
             found |= torch.cuda.memory_stats(device)
         if self._cpu_stats or (self._cpu_stats is None and device.type == "cpu"):

@@ -44,6 +44,8 @@ class LearningRateMonitor(Callback):
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.lrs: dict[str, list[float]] = {}
+        self.last_momentum_values: dict[str, float | None] = {}
+        self.last_weight_decay_values: dict[str, float | None] = {}
         self._names: list[tuple[str, Optimizer, str]] = []  # name, optimizer, interval
         self._logged_step = -1
 
@@ -55,6 +57,8 @@ class LearningRateMonitor(Callback):
             for name, optimizer, _ in self._names
             for key in (_group_name(name, optimizer, index) for index in range(len(optimizer.param_groups)))
         }
+        self.last_momentum_values = {f"{key}-momentum": None for key in self.lrs}
+        self.last_weight_decay_values = {f"{key}-weight_decay": None for key in self.lrs}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self.logging_interval == "epoch":
@@ -85,12 +89,14 @@ class LearningRateMonitor(Callback):
         for index, group in enumerate(optimizer.param_groups):
             key = _group_name(name, optimizer, index)
             found[key] = float(group["lr"])
-            self.lrs[key].append(found[key])
+            self.lrs.setdefault(key, []).append(found[key])  # groups may join while training runs
             if self.log_momentum:
                 momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
                 found[f"{key}-momentum"] = float(momentum)
+                self.last_momentum_values[f"{key}-momentum"] = float(momentum)
             if self.log_weight_decay:
-                found[f"{key}-weight_decay"] = float(group.get("weight_decay", 0.0))
+                found[f"{key}-weight_decay"] = decay = float(group.get("weight_decay", 0.0))
+                self.last_weight_decay_values[f"{key}-weight_decay"] = decay
         return found
 
 

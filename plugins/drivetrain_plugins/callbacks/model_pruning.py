@@ -113,7 +113,7 @@ class ModelPruning(Callback):
                     raise ConfigurationError(f"ModelPruning(pruning_fn={given!r}) needs {missing}.")
                 options = {"dim": dim, **({"n": norm} if name == "ln_structured" else {})}
             self._global_kwargs = options
-            found = _METHODS[name] if self._use_global_unstructured else partial(_FUNCTIONS[name], **options)
+            found: Any = _METHODS[name] if self._use_global_unstructured else partial(_FUNCTIONS[name], **options)
         elif inspect.isclass(given) and issubclass(given, prune.BasePruningMethod):
             if not self._use_global_unstructured:
                 raise ConfigurationError(

@@ -16,11 +16,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.profiler import Profiler
 
-SORT_KEYS = tuple(
-    f"{prefix}{device}_{what}"
-    for device in ("cpu", "cuda")
-    for prefix, what in (("", "time"), ("", "time_total"), ("", "memory_usage"), ("self_", "memory_usage"))
-) + ("count",)
+_COLUMNS = ("{}_time", "{}_time_total", "{}_memory_usage", "self_{}_memory_usage")
+SORT_KEYS = (*(column.format(device) for device in ("cpu", "cuda") for column in _COLUMNS), "count")
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 

@@ -32,7 +32,7 @@ def get(trainer: Trainer, name: str) -> Any:
     found = places(trainer, name)
     if not found:
         raise ConfigurationError(
-            f"neither {type(trainer.lightning_module).__name__} nor a data module has {name!r}, as an attribute or among"
+            f"neither {type(trainer.lightning_module).__name__} nor a data module has {name!r}, as attribute or among"
             f" its hparams: set self.{name}, or name another attribute."
         )
     return found[0][name] if isinstance(found[0], dict) else getattr(found[0], name)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _KEPT = (
     "fit_loop", "hooks", "metrics", "by_step", "_shown", "agreed_metrics", "loggers", "callbacks", "max_steps",
-    "max_epochs", "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
+    "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
     "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ class Trial:
         self._schedules = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
         self._random = rng.capture()
         trainer.loggers, trainer.callbacks, trainer.validation = [], self.callbacks, None
-        trainer.max_epochs, trainer.min_epochs, trainer.min_steps = -1, None, None
+        trainer.min_epochs = trainer.min_steps = None
         trainer.log_every_n_steps = 1  # the ranks agree after every step
         trainer._shown = {"callback": {}, "log": {}, "bar": {}}
         trainer.agreed_metrics, trainer.timing = {}, Timing()
@@ -64,7 +64,8 @@ class Trial:
         return session.sources(trainer, trainer.request, "train")[0]
 
     def train(self, steps: int, source: BatchSource | None = None) -> FitLoop:
-        """Train ``steps`` optimizer steps, fewer if a callback asks for a stop; returns the loop that did."""
+        """Train ``steps`` optimizer steps, fewer where ``max_epochs`` end sooner or a callback asks for a stop; returns
+        the loop that did."""
         trainer = self.trainer
         trainer.train_source = self.source() if source is None else source
         trainer.should_stop, trainer.stop_wish, trainer.loss_curve = False, None, []
