@@ -17,7 +17,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises :class:`ConfigurationError` instead of leaving the process, and that suggests the
     option nearest to one that it does not know."""
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(  # type: ignore[override]  # of the overloads only this one is used
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         found, rest = self.parse_known_args(args, namespace)
         if not rest:
             return found

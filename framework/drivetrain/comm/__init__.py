@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drivetrain.comm.check import ScheduleError as ScheduleError
     from drivetrain.comm.communicator import Communicator as Communicator
+    from drivetrain.comm.failures import CollectiveFailed as CollectiveFailed
     from drivetrain.comm.failures import CommunicationError as CommunicationError
     from drivetrain.comm.failures import PeerLost as PeerLost
     from drivetrain.comm.gradients import aggregate_gradients as aggregate_gradients
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ByHost": "groups",
+    "CollectiveFailed": "failures",
     "CommunicationError": "failures",
     "Communicator": "communicator",
     "PeerLost": "failures",
