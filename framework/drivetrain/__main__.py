@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from drivetrain.errors import nearest
+from drivetrain.errors import DrivetrainError, nearest
 
 COMMANDS = {
     "train": ("drivetrain.app:run", "train, validate, test or predict (the same as python train.py)"),
@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     module, _, name = COMMANDS[words[0]][0].partition(":")
     command: Callable[[Sequence[str]], int] = getattr(import_module(module), name)
-    return command(words[1:])
+    try:
+        return command(words[1:])
+    except DrivetrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":

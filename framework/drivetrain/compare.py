@@ -5,7 +5,6 @@ Exit code 0: within the tolerance; 1: beyond it; 2: a run cannot be read.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import record
+from drivetrain.command_line import Parser
 from drivetrain.errors import ConfigurationError, DrivetrainError
 
 #: Metrics that measure the machine and not the run.
@@ -132,7 +132,7 @@ def _last_checkpoint(folder: Path, run: Mapping[str, Any]) -> Path | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="drivetrain compare",
         description="Print the largest absolute differences between two runs: loss curve, metrics, weights."
         " Metrics that are times or throughputs are left out.",

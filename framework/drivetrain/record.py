@@ -12,7 +12,8 @@
 ``throughput``     ``samples_per_second``
 ``seconds``        ``total`` and what it went to
 ``communication``  ``bytes_sent``, ``bytes_dense`` (without compression), ``messages``; where communication was
-                   monitored also ``operations`` and ``phases``, of the first worker
+                   monitored also ``operations`` and ``phases``, of the first worker; ``exposed_seconds_per_step``
+                   that backward only waited for gradients, where the engine tells
 ``checkpoints``    paths of ``best`` and ``last``
 ``versions``       of drivetrain and torch
 =================  ===================================================================================================

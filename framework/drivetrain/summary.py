@@ -18,6 +18,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
     statistics = trainer.strategy.communicator.statistics
     sent = trainer.strategy.traffic()
     profile = trainer.strategy.communicator.stats()
+    exposed = trainer.strategy.exposed_communication()
     callback = trainer.checkpoint_callback
     return {
         "strategy": trainer.strategy_name,
@@ -40,6 +41,7 @@ def run_summary(trainer: Trainer) -> dict[str, Any]:
             "bytes_sent": statistics.bytes_sent + sent.get("bytes_sent", 0),
             "bytes_dense": statistics.bytes_sent + sent.get("bytes_dense", 0),
             "messages": statistics.messages + sent.get("messages", 0),
+            **({} if exposed is None else {"exposed_seconds_per_step": exposed}),
             **({key: profile[key] for key in ("operations", "phases")} if profile["phases"] else {}),
         },
         "checkpoints": {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import registry
+from drivetrain.command_line import Parser
 from drivetrain.declaration import Declaration, Plan, conflicts
 from drivetrain.errors import ConfigurationError, nearest
 
@@ -172,8 +173,8 @@ def page(trained: Mapping[str, str]) -> str:
     return HEAD + table() + "\n" + support_report.section(trained)
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m drivetrain support", description=__doc__)
+def parser() -> Parser:
+    made = Parser(prog="python -m drivetrain support", description=__doc__)
     made.add_argument("--write", type=Path, default=None, help="write the page to this file instead of printing it")
     made.add_argument("--refusals", action="store_true", help="print every refused combination of two with its reason")
     made.add_argument(

@@ -10,7 +10,7 @@ import pytest
 import ranks
 import torch
 
-from drivetrain.comm.communicator import CommunicationError, Communicator
+from drivetrain.comm.communicator import CollectiveFailed, CommunicationError, Communicator
 
 
 def exercise(comm: Communicator) -> dict[str, Any]:
@@ -154,6 +154,34 @@ def abort_while_waiting(comm: Communicator) -> tuple[float, bool, float]:
         seconds = time.monotonic() - started
     total = comm.all_reduce(torch.ones(1)).item()
     return seconds, bool(errors), total
+
+
+def broken(comm: Communicator) -> str:
+    own = comm.sub(range(comm.world_size), "own")
+    assert own is not None
+    own.all_reduce(torch.ones(2))
+    if comm.rank == 1:
+        own.abort()
+        comm.barrier()
+        return ""
+    said = []
+    for operation in (
+        lambda: own.all_reduce(torch.ones(2), algorithm="native"),
+        lambda: own.all_reduce(torch.ones(2), algorithm="ring"),
+        lambda: own.broadcast(torch.ones(2), 1),
+        lambda: own.all_gather_plain(1),
+    ):
+        with pytest.raises(CollectiveFailed) as caught:
+            operation()
+        said.append(str(caught.value))
+    comm.barrier()
+    return "\n".join(said)
+
+
+def test_a_collective_that_breaks_says_so_in_a_sentence() -> None:
+    first, *others = ranks.run(broken, 2)[0].splitlines()
+    assert first.startswith("all_reduce on rank 0 of group 'own' lost another rank (") and "gloo" not in first
+    assert [line.split()[0] for line in others] == ["all_reduce", "broadcast", "all_gather_plain"]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

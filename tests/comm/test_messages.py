@@ -63,6 +63,10 @@ def from_any(comm: Communicator) -> Any:
         comm.barrier(20)
         own.send(torch.tensor([own.rank, -1]), 0)
         own.send_object({"rank": own.rank}, 0)
+        for _ in range(3):
+            own.send(torch.tensor([own.rank]), 0, tag=1)
+            comm.barrier(20)
+        own.send(torch.tensor([3]), 0, tag=1)
         comm.barrier(20)
         own.close()
         return None
@@ -79,12 +83,31 @@ def from_any(comm: Communicator) -> Any:
         assert own.recv(message, source).tolist() == [source, -1] and own.last_source == source
     own.recv_object(2)
     assert [own.recv_object()["rank"] == own.last_source for _ in range(n - 2)] == [True] * (n - 2)
+    _claimed(comm, own)
     with pytest.raises(CommunicationError, match="another tag") as error:
         _other_size(own)
     comm.barrier(20)
     own.close()
     assert threading.active_count() == threads
     return [heard, str(error.value)]
+
+
+def _claimed(comm: Communicator, own: Communicator) -> None:
+    """A receive of a named source that is waited for later takes the message for which one from any was posted, and
+    those after it stay in order."""
+    n = comm.world_size
+    one = torch.empty(1, dtype=torch.int64)
+    assert sorted(own.recv(one, tag=1).item() for _ in range(n - 1)) == [*range(1, n)]
+    comm.barrier(20)
+    # The last of these left a receive posted for each rank but its own.
+    boxes = [[torch.empty(1, dtype=torch.int64) for _ in range(3)] for _ in range(1, n)]
+    handles = [[own.irecv(box, rank, tag=1) for box in boxes[rank - 1]] for rank in range(1, n)]
+    for _ in range(2):
+        comm.barrier(20)
+    for of_rank in handles:
+        for handle in reversed(of_rank):
+            handle.wait()
+    assert [[box.item() for box in of_rank] for of_rank in boxes] == [[rank, rank, 3] for rank in range(1, n)]
 
 
 def _other_size(own: Communicator) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from drivetrain.command_line import Parser
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="drivetrain export",
         description="Write a checkpoint directory as one .ckpt file. Lightning loads it (load_from_checkpoint,"
         " ckpt_path=), and drivetrain goes on from it as from the directory.",

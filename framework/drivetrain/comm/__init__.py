@@ -10,20 +10,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drivetrain.comm.check import ScheduleError as ScheduleError
     from drivetrain.comm.communicator import Communicator as Communicator
+    from drivetrain.comm.failures import CollectiveFailed as CollectiveFailed
     from drivetrain.comm.failures import CommunicationError as CommunicationError
     from drivetrain.comm.failures import PeerLost as PeerLost
     from drivetrain.comm.gradients import aggregate_gradients as aggregate_gradients
     from drivetrain.comm.groups import ByHost as ByHost
+    from drivetrain.comm.simulate import ProtocolError as ProtocolError
     from drivetrain.comm.synchronize import synchronize_model as synchronize_model
     from drivetrain.comm.world import join_world as join_world
     from drivetrain.comm.world import world_communicator as world_communicator
 
 _HOMES = {
     "ByHost": "groups",
+    "CollectiveFailed": "failures",
     "CommunicationError": "failures",
     "Communicator": "communicator",
     "PeerLost": "failures",
+    "ProtocolError": "simulate",
+    "ScheduleError": "check",
     "aggregate_gradients": "gradients",
     "join_world": "world",
     "synchronize_model": "synchronize",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -29,15 +30,25 @@ class _Arrival:
         self.peer, self.buffer, self.error = peer, buffer, error
 
 
+class _Claim:
+    """The message of one rank that somebody asked for by the rank's name: it comes once the receiver has it."""
+
+    __slots__ = ("arrival",)
+
+    def __init__(self, arrival: _Arrival | None = None) -> None:
+        self.arrival = arrival
+
+
 class _Inbox:
     """Everything that arrives under one tag. Receives are posted only while somebody waits for a message, at most one
-    for each rank; one that is left over is the first to be looked at next time."""
+    for each rank; one that is left over is the first to be looked at next time, or is claimed for its rank."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, tag: int) -> None:
         self.group, self.rank, self.tag = group, rank, tag
         self.changed = threading.Condition()
         self.arrived: deque[_Arrival] = deque()
         self.posted: dict[int, int] = {}  # rank to bytes, while a receive waits or its message was not taken
+        self.claims: dict[int, deque[_Claim]] = {}  # of each rank, in the order of its messages
         self.gone: set[int] = set()
         self.size = group.size()
         self._orders: dict[int, SimpleQueue[torch.Tensor | None]] = {}
@@ -65,26 +76,56 @@ class _Inbox:
             except RuntimeError as problem:
                 error = problem
             with self.changed:
-                self.arrived.append(_Arrival(peer, buffer, error))
+                arrival = _Arrival(peer, buffer, error)
+                if self.claims.get(peer):
+                    self.claims[peer].popleft().arrival = arrival
+                else:
+                    self.arrived.append(arrival)
                 self.changed.notify_all()
 
-    def next(self, peer: int | None = None) -> _Arrival:
-        """The oldest arrival, of ``peer`` if one is given; waits for it."""
+    def next(self) -> _Arrival:
+        """The oldest arrival that nobody claimed; waits for it."""
         with self.changed:
-            while True:
-                for arrival in self.arrived:
-                    if peer is None or arrival.peer == peer:
-                        self.arrived.remove(arrival)
-                        del self.posted[arrival.peer]
-                        if arrival.error is not None:
-                            self.gone.add(arrival.peer)
-                        return arrival
+            while not self.arrived:
                 self.changed.wait()
+            arrival = self.arrived.popleft()
+            del self.posted[arrival.peer]
+            return self._noted(arrival)
+
+    def claim(self, peer: int, nbytes: int) -> _Claim | None:
+        """A claim to the next message of ``peer`` where a receive that is posted will get it; None where none is."""
+        with self.changed:
+            if peer in self.posted:
+                del self.posted[peer]
+                for arrival in self.arrived:
+                    if arrival.peer == peer:
+                        self.arrived.remove(arrival)
+                        return _Claim(arrival)
+            elif self.claims.get(peer):
+                # Messages are told apart by the order of their receives, so this one queues behind those.
+                self._orders[peer].put(torch.empty(nbytes, dtype=torch.uint8))
+            else:
+                return None
+            claim = _Claim()
+            self.claims.setdefault(peer, deque()).append(claim)
+            return claim
+
+    def wait(self, claim: _Claim) -> _Arrival:
+        """What was claimed; waits for it."""
+        with self.changed:
+            while claim.arrival is None:
+                self.changed.wait()
+            return self._noted(claim.arrival)
+
+    def _noted(self, arrival: _Arrival) -> _Arrival:
+        if arrival.error is not None:
+            self.gone.add(arrival.peer)
+        return arrival
 
     def waiting(self) -> bool:
         """Whether a thread waits in the transport."""
         with self.changed:
-            return len(self.posted) > len(self.arrived)
+            return len(self.posted) > len(self.arrived) or any(self.claims.values())
 
     def dismiss(self) -> None:
         for orders in self._orders.values():
@@ -131,14 +172,29 @@ class Arrivals:
         inbox.post_all(into.nbytes)
         return self._deliver(inbox.next(), into)
 
-    def take_from(self, source: int, tag: int, into: torch.Tensor) -> bool:
-        """Fill ``into`` with the message of ``source`` if a receive from any rank is already waiting for it, which
-        would get it otherwise; False if there is none."""
+    def claim(self, source: int, tag: int, into: torch.Tensor) -> Callable[[], None] | None:
+        """Claim the next message of ``source`` if a receive from any rank is already waiting for it, which would get it
+        otherwise; None if there is none. What is returned waits for the message and fills ``into``, or raises
+        :class:`PeerLost`."""
         inbox = self._inboxes.get(tag)
-        if inbox is None or source not in inbox.posted:
+        if inbox is None:
+            return None
+        self._same_size(source, inbox.posted.get(source, into.nbytes), into, tag)
+        claim = inbox.claim(source, into.nbytes)
+        if claim is None:
+            return None
+
+        def fill() -> None:
+            self._deliver(inbox.wait(claim), into)
+
+        return fill
+
+    def take_from(self, source: int, tag: int, into: torch.Tensor) -> bool:
+        """:meth:`claim` and wait; False if there is nothing to claim."""
+        fill = self.claim(source, tag, into)
+        if fill is None:
             return False
-        self._same_size(source, inbox.posted[source], into, tag)
-        self._deliver(inbox.next(source), into)
+        fill()
         return True
 
     def _same_size(self, peer: int, posted: int, into: torch.Tensor, tag: int) -> None:

@@ -13,6 +13,7 @@ from drivetrain.comm.calibration import NATIVE, Calibration, place, stored
 from drivetrain.comm.command import Parser, integers, topologies
 from drivetrain.comm.cost import bus_bandwidth
 from drivetrain.comm.units import parse_size, shown_rate, shown_size, shown_time
+from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import current_job
 
@@ -83,6 +84,8 @@ def calibrate_main(argv: Sequence[str]) -> int:
         raise ConfigurationError("--repeats and --seconds must be above zero.")
     sizes = SIZES if arguments.sizes is None else sizes_of(arguments.sizes)
     workers = sorted(set(integers(arguments.workers, "--workers", 2)))
+    path = arguments.output or place(arguments.device)
+    require_writable(path, "--output")
     wanted = [request(arguments.device, topologies(arguments.topologies), sizes, arguments.repeats, arguments.seconds)]
     job = current_job()
     if job is not None and job.world_size > 1:
@@ -92,7 +95,6 @@ def calibrate_main(argv: Sequence[str]) -> int:
     else:
         found = [one for count in workers for one in measure.measure(wanted, count)]
     made = fitted(found)
-    path = arguments.output or place(arguments.device)
     made.save(path)
     print(f"{_described(made)}\nwritten to {path}")
     return 0

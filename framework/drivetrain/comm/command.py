@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import NoReturn
-
 from drivetrain.comm.schedules import names
+from drivetrain.command_line import Parser
 from drivetrain.errors import ConfigurationError, nearest
 
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}: see {self.prog} --help")
+__all__ = ["Parser", "integers", "topologies"]
 
 
 def integers(text: str, what: str, least: int = 1) -> list[int]:

@@ -23,14 +23,14 @@ import torch.distributed as dist
 from drivetrain.comm import arrival, collectives, groups, plain, point_to_point, reduction
 from drivetrain.comm.any_source import Arrivals
 from drivetrain.comm.choice import schedule_of
-from drivetrain.comm.failures import CommunicationError, PeerLost
+from drivetrain.comm.failures import CollectiveFailed, CommunicationError, PeerLost, explained
 from drivetrain.comm.groups import ByHost
 from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
 from drivetrain.comm.reduction import NATIVE_OPS, ReduceOp, native
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.statistics import Statistics
 
-__all__ = ["ByHost", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
+__all__ = ["ByHost", "CollectiveFailed", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
 
 Algorithm = Literal["auto", "native", "ring", "tree", "halving_doubling", "recursive_doubling", "hierarchical"]
 CHECK = "DRIVETRAIN_CHECK_COLLECTIVES"
@@ -112,10 +112,12 @@ class Communicator:
         return point_to_point.recv(self, tensor, source, self._tag(tag))
 
     # -- collectives that move ----------------------------------------------------------------------------------
+    @explained
     def broadcast(self, tensor: Any, source: int = 0) -> Any:
         """Overwrite ``tensor`` on every rank with that of ``source``, in place; returns it."""
         return collectives.broadcast(self, tensor, source)
 
+    @explained
     def scatter(self, parts: Any = None, source: int = 0, output: Any = None) -> Any:
         """This rank's part of what ``source`` has: a list with one tensor for each rank, of any shapes, or a tensor
         whose rows are cut as evenly as can be. The other ranks pass nothing: shapes travel ahead of the parts.
@@ -127,11 +129,13 @@ class Communicator:
         """
         return collectives.scatter(self, parts, source, output)
 
+    @explained
     def gather(self, tensor: Any, destination: int = 0, *, uneven: bool = False) -> list[Any] | None:
         """The tensors of all ranks in rank order on ``destination``; None on the others. Equal in shape and dtype, or
         ``uneven``, which sends each one's shape ahead."""
         return collectives.gather(self, tensor, destination, uneven)
 
+    @explained
     def all_gather(self, tensor: Any, *, uneven: bool = False, sizes: Sequence[int] | None = None) -> list[Any]:
         """The tensors of all ranks in rank order, on every rank.
 
@@ -140,6 +144,7 @@ class Communicator:
         """
         return collectives.all_gather(self, tensor, uneven, sizes)
 
+    @explained
     def all_to_all(self, parts: Any, *, uneven: bool = False) -> Any:
         """Part i of ``parts`` goes to rank i; returns what all ranks had for this one, in rank order.
 
@@ -149,6 +154,7 @@ class Communicator:
         return collectives.all_to_all(self, parts, uneven)
 
     # -- collectives that compute -------------------------------------------------------------------------------
+    @explained
     def all_reduce(self, tensor: Any, op: ReduceOp = "sum", algorithm: Algorithm | str | Schedule = "auto") -> Any:
         """Combine ``tensor`` over all ranks, in place on every rank; returns it. What happens to integers and bools
         is in :mod:`drivetrain.comm.reduction`: a sum that does not fit is returned as a new int64 tensor.
@@ -173,11 +179,13 @@ class Communicator:
         """:meth:`all_reduce` up and down a binomial tree: few rounds."""
         return self.all_reduce(tensor, op, "tree")
 
+    @explained
     def reduce(self, tensor: Any, destination: int = 0, op: ReduceOp = "sum") -> Any:
         """Combine ``tensor`` over all ranks, in place on ``destination``, which gets it back; None on the others,
         whose tensor stays as it is. Rules and errors as of :meth:`all_reduce`."""
         return reduction.reduce(self, tensor, destination, op)
 
+    @explained
     def reduce_scatter(self, parts: Any, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None) -> Any:
         """Combine over all ranks and keep this rank's part, a new tensor. Integers come back as int64.
 
@@ -189,6 +197,7 @@ class Communicator:
         """
         return reduction.reduce_scatter(self, parts, op, None if sizes is None else list(sizes))
 
+    @explained
     def all_gather_flat(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Fill ``output``, of ``world_size * tensor.numel()`` elements, with the tensors of all ranks; returns it."""
         if self.group is None:
@@ -199,6 +208,7 @@ class Communicator:
         self.statistics.finish("all_gather", started, tensor.nbytes * others, others, output.nbytes)
         return output
 
+    @explained
     def reduce_scatter_flat(self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Combine ``tensor``, of ``world_size * output.numel()`` elements, in its own dtype; rank r keeps the r-th part
         in ``output``."""
@@ -222,6 +232,7 @@ class Communicator:
         arrival.barrier(self, timeout)
 
     # -- plain data ---------------------------------------------------------------------------------------------
+    @explained
     def gather_plain(self, data: Any, destination: int = 0) -> list[Any] | None:
         """The plain ``data`` of all ranks in rank order on ``destination``; None on the others.
 
@@ -234,6 +245,7 @@ class Communicator:
         gathered = plain.gather_json(self, data, destination)
         return gathered if self.rank == destination else None
 
+    @explained
     def all_gather_plain(self, data: Any) -> list[Any]:
         """The plain ``data`` of all ranks in rank order, on every rank. Plain and errors as in :meth:`gather_plain`."""
         return plain.gather_json(self, data, None)
@@ -253,20 +265,24 @@ class Communicator:
         in ``last_source``. Raises as :meth:`recv`."""
         return plain.recv_object(self, source, tag)
 
+    @explained
     def broadcast_object(self, data: Any = None, source: int = 0) -> Any:
         """The plain ``data`` (see :meth:`send_object`) of ``source``, on every rank. Data that is not plain is an error
         on every rank."""
         return plain.broadcast_object(self, data, source)
 
+    @explained
     def gather_object(self, data: Any, destination: int = 0) -> list[Any] | None:
         """The plain ``data`` of all ranks in rank order on ``destination``; None on the others. Errors everywhere."""
         gathered = plain.gather_objects(self, data, destination)
         return gathered if self.rank == destination else None
 
+    @explained
     def all_gather_object(self, data: Any) -> list[Any]:
         """The plain ``data`` of all ranks in rank order, on every rank. Errors everywhere."""
         return plain.gather_objects(self, data, None)
 
+    @explained
     def scatter_object(self, parts: Sequence[Any] | None = None, source: int = 0) -> Any:
         """This rank's element of the list that ``source`` has. Errors everywhere."""
         return plain.scatter_objects(self, parts, source)

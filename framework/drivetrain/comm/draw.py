@@ -9,6 +9,7 @@ from drivetrain.comm import schedules
 from drivetrain.comm.command import Parser, integers
 from drivetrain.comm.counts import count, host_of_ranks
 from drivetrain.comm.schedule import Messages, Schedule
+from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError
 
 MOST = 64  # ranks; more cannot be read
@@ -91,6 +92,8 @@ def main(argv: Sequence[str]) -> int:
     hosts = None if arguments.hosts is None else integers(arguments.hosts, "--hosts")
     if hosts is not None:
         host_of_ranks(arguments.workers, hosts)
+    if arguments.output is not None:
+        require_writable(arguments.output, "--output", image=True)
     schedule = schedules.make(arguments.topology, arguments.workers, hosts)
     if arguments.output is None:
         print(text(schedule))

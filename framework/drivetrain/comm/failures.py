@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
 from drivetrain.errors import DrivetrainError
+
+_PLACE = re.compile(r"^\[[^\]]*gloo/[^\]]*\] ")  # in the transport's own source
+Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
 class CommunicationError(DrivetrainError):
@@ -18,6 +26,34 @@ class PeerLost(CommunicationError, RuntimeError):
         self.rank = rank
 
 
+class CollectiveFailed(CommunicationError, RuntimeError):
+    """A collective broke because a rank is gone or late; which one, the transport does not tell every rank."""
+
+
+def explained(operation: Operation) -> Operation:
+    """A method of a communicator whose transport's errors become :class:`CollectiveFailed`; others stay as they are."""
+
+    @wraps(operation)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return operation(self, *args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, CommunicationError) or not _of_transport(error):
+                raise
+            raise CollectiveFailed(
+                f"{operation.__name__} on rank {self.rank} of group {self.label!r} lost another rank "
+                f"({first_line(error)}): see the logs of the other ranks, one of which failed, ended, or did not come "
+                "within the group's time-out."
+            ) from error
+
+    return cast(Operation, run)
+
+
+def _of_transport(error: RuntimeError) -> bool:
+    # Gloo raises plain errors that say where in its source they come from; torch has types for the rest.
+    return type(error).__name__.startswith("Dist") or "gloo/" in str(error)
+
+
 def lost(rank: int, peer: int, label: str, error: Exception) -> PeerLost:
     """The transport's ``error`` on the way between ``rank`` and ``peer`` as a :class:`PeerLost`."""
     return PeerLost(
@@ -28,6 +64,6 @@ def lost(rank: int, peer: int, label: str, error: Exception) -> PeerLost:
 
 
 def first_line(error: Exception) -> str:
-    """What a transport's message says, without the advice and the trace of addresses that follow."""
+    """What a transport's message says, without the place in its source, the advice and the trace of addresses."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line.partition(". This is typically")[0]
+    return _PLACE.sub("", line.partition(". This is typically")[0])

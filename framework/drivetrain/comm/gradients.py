@@ -94,6 +94,8 @@ def _here(
 ) -> list[Tensor] | dict[str, Tensor]:
     """The same where all workers' gradients are in this process."""
     workers = len(gradients)
+    if workers == 0:
+        raise ConfigurationError("there are no gradients to aggregate: give those of one worker at least.")
     named = [_named(one, f"worker {number}") for number, one in enumerate(gradients)]
     if not 0 <= rank < workers:
         raise ConfigurationError(f"rank={rank} is none of {workers} workers: use one from 0 to {workers - 1}.")
@@ -144,6 +146,8 @@ def _sum_over_ranks(communicator: Communicator, tensors: dict[str, Tensor], weig
 
 
 def _named(gradients: Sequence[Tensor] | Mapping[str, Tensor], whose: str) -> dict[str, Tensor]:
+    if isinstance(gradients, Tensor):  # its rows would pass for a list of tensors
+        raise ConfigurationError(f"the gradients of {whose} are one tensor: put it into a list, or name it in a dict.")
     named = dict(gradients) if isinstance(gradients, Mapping) else {str(i): g for i, g in enumerate(gradients)}
     for name, tensor in named.items():
         if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):

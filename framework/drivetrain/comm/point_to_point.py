@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -58,6 +58,19 @@ class Transfer:
         return self._flat.land() if self._into else self._flat.value
 
 
+class Claimed:
+    """A message that a receive from any rank, posted earlier, gets. ``wait`` returns what the caller brought."""
+
+    __slots__ = ("_fill", "_flat")
+
+    def __init__(self, fill: Callable[[], None], flat: Flat) -> None:
+        self._fill, self._flat = fill, flat
+
+    def wait(self) -> Any:
+        self._fill()
+        return self._flat.land()
+
+
 class Several:
     """Messages of a list, each under way by itself."""
 
@@ -86,6 +99,9 @@ def irecv(comm: Communicator, value: Any, source: int, tag: int) -> Handle:
         return Several([irecv(comm, each, source, tag) for each in value])
     group = comm.peer_group(source)
     flat = Flat(comm, value)
+    fill = comm.arrivals.claim(source, tag, flat.tensor)
+    if fill is not None:
+        return Claimed(fill, flat)
     return Transfer(comm, _posted(comm, source, group.recv, flat.tensor, tag), source, flat, into=True)
 
 

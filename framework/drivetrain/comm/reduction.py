@@ -41,6 +41,7 @@ NATIVE_OPS = {
     "product": dist.ReduceOp.PRODUCT,
 }
 OPS = ("sum", "average", "min", "max", "product")
+_ELSEWHERE = {"mean": "average", "avg": "average", "prod": "product", "mul": "product", "add": "sum"}
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 _FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16}) | _COMPLEX
 _KNOWN = _FLOATING | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
@@ -196,7 +197,9 @@ def _by_dtype(comm: Communicator, values: Any) -> list[torch.Tensor]:
 def require(op: str, dtype: torch.dtype, operation: str) -> None:
     """Raise where ``op`` of ``dtype`` is not defined; before anything is sent, so on every rank alike."""
     if op not in OPS:
-        raise CommunicationError(f"{operation} knows no op {op!r}: {nearest(op, OPS)}; use one of {', '.join(OPS)}.")
+        raise CommunicationError(
+            f"{operation} knows no op {op!r}: {nearest(_ELSEWHERE.get(op, op), OPS)} (of {', '.join(OPS)})."
+        )
     if dtype not in _KNOWN:
         raise CommunicationError(f"{operation} cannot reduce {dtype}: convert it to a float or integer of torch's.")
     if op == "average" and dtype not in _FLOATING:

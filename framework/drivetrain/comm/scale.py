@@ -11,6 +11,7 @@ from drivetrain.comm import schedules
 from drivetrain.comm.command import Parser, integers, topologies
 from drivetrain.comm.cost import CostModel, Link, bus_bandwidth, profile
 from drivetrain.comm.units import parse_bandwidth, parse_size, parse_time, shown_rate, shown_size, shown_time
+from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError
 
 
@@ -82,6 +83,8 @@ def main(argv: Sequence[str]) -> int:
     size = parse_size(arguments.size)
     if arguments.per_host is not None and arguments.per_host < 1:
         raise ConfigurationError(f"--per-host {arguments.per_host} leaves no worker on a host: pass 1 or more.")
+    if arguments.plot is not None:
+        require_writable(arguments.plot, "--plot", image=True)
     model = _model(
         arguments.model,
         arguments.bandwidth,

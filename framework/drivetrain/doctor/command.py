@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from drivetrain.command_line import Parser
 from drivetrain.doctor.exchange import exchange
 from drivetrain.doctor.finding import Finding
 from drivetrain.doctor.installed import installed
@@ -21,7 +21,7 @@ LOOKS: tuple[Callable[[], Iterable[Finding]], ...] = (installed, machine, exchan
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="drivetrain doctor", description=DESCRIPTION)
+    parser = Parser(prog="drivetrain doctor", description=DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the report")
     arguments = parser.parse_args(list(sys.argv[1:] if argv is None else argv))
     findings: list[Finding] = []

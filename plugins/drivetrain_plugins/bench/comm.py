@@ -23,6 +23,7 @@ from drivetrain.comm.command import Parser, integers
 from drivetrain.comm.cost import bus_bandwidth, predict
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.units import shown_rate, shown_size, shown_time
+from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.launch import current_job
 from drivetrain_plugins.bench.comm_figure import plot
@@ -210,6 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(None if argv is None else list(argv))
     if arguments.repeats < 1 or not arguments.seconds > 0:
         raise ConfigurationError("--repeats and --seconds must be above zero.")
+    if arguments.plot is not None:
+        require_writable(arguments.plot, "--plot", image=True)
     chosen = _chosen(arguments.operations, OPERATIONS, "operation")
     only = None
     if arguments.algorithms is not None:

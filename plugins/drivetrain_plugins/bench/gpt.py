@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.cli.accelerators import gpu_count
+from drivetrain.command_line import Parser
 from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
 from drivetrain.launch import launch
 from drivetrain.launch.temporary import temporary_folder
@@ -60,9 +61,9 @@ CONTESTS = (
 )
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     names = sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
-    made = argparse.ArgumentParser(prog="python -m drivetrain.bench gpt", description=__doc__)
+    made = Parser(prog="python -m drivetrain.bench gpt", description=__doc__)
     made.add_argument("--strategies", default=",".join(names), help="names, with commas between (default: all)")
     made.add_argument("--devices", default="1,2", help="numbers of processes, with commas between (default: 1,2)")
     made.add_argument("--size", choices=sorted(SIZES), default="tiny", help="model (gpt2: 124 million parameters)")

@@ -7,7 +7,6 @@ headers and acknowledgements are in them; beside them stands what the schedule s
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from typing import Any
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.schedules import names, topology
 from drivetrain.comm.topologies.hierarchical import hierarchical
+from drivetrain.command_line import Parser
 from drivetrain_plugins.bench.namespaces import LinkedHosts
 
 NATIVE = "native"
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status. ``argv`` is what follows the command's name."""
     known = [NATIVE, *names()]
-    parser = argparse.ArgumentParser(prog="drivetrain.bench hosts", description=__doc__)
+    parser = Parser(prog="drivetrain.bench hosts", description=__doc__)
     parser.add_argument("--megabytes", type=float, default=25.0, help="size of the tensor, in 10^6 bytes (25)")
     parser.add_argument("--megabits", type=float, default=200.0, help="rate of the link, in 10^6 bits a second (200)")
     parser.add_argument("--ranks", type=int, default=2, help="ranks on each host (2)")

@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
+from drivetrain.command_line import Parser
+
 Batch = tuple[Tensor, Tensor]
 # Trains on the batches and returns the CPU seconds that the training took.
 Contestant = Callable[["Batches"], float]
@@ -263,7 +265,7 @@ def positive(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison. Returns 0, or 1 when nothing that was asked for could run."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m drivetrain.bench overhead",
         description="CPU time per step under each trainer, beside a hand-written loop.",
         epilog="The names ending in -log call self.log in every step; the others run with barebones=True.",

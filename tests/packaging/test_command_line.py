@@ -1,0 +1,48 @@
+"""What every command says of arguments that it does not know, and of files that it could not write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivetrain.__main__ import main
+from drivetrain.command_line import require_writable
+from drivetrain.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["doctor", "--jsn"], "error: drivetrain doctor has no option '--jsn': did you mean '--json'?\n"),
+        (
+            ["support", "--jsno=1"],
+            "error: python -m drivetrain support has no option '--jsno': did you mean ",
+        ),
+        (["doctor", "now"], "error: drivetrain doctor has no use for 'now': see drivetrain doctor --help\n"),
+        (["bench", "comm", "--plot", "a.txt"], "error: --plot a.txt is no image: name a file that ends in "),
+        (
+            ["bench", "comm", "--workrs", "2"],
+            "error: python -m drivetrain.bench comm has no option '--workrs': did ",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and err.startswith(said)
+
+
+def test_output_is_looked_at_before_the_work(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new" / "deep" / "a.json", "--output")
+    require_writable(tmp_path / "a.PNG", "--plot", image=True)
+    (tmp_path / "taken").write_text("")
+    for path, image, said in (
+        (tmp_path, False, "is a folder"),
+        (tmp_path / "taken" / "a.json", False, "has no folder"),
+        (tmp_path / "new" / "a.png", True, "has no folder"),
+        (tmp_path / "a.doc", True, "is no image"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            require_writable(path, "--output", image=image)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
