@@ -22,11 +22,16 @@ class Callback:
         saves_checkpoints: such callbacks run last, so that what others changed is in the checkpoint.
         monitors: whether ``on_train_epoch_end`` reads metrics, and so runs after the module's own.
         rank_zero_only: whether the callback exists on the first worker only (it must not then run a collective).
+        reads_predictions: whether it reads ``trainer.predict_loop.predictions``, which are kept for it then.
+        needs: what it asks of the strategy: names of flags of :class:`~drivetrain.declaration.Support`. Where one is
+            false, training is refused before it starts.
     """
 
     saves_checkpoints = False
     monitors = False
     rank_zero_only = False
+    reads_predictions = False
+    needs: tuple[str, ...] = ()
 
     @property
     def state_key(self) -> str:

@@ -81,7 +81,7 @@ def evaluation_sources(loaders: Any, **options: Any) -> list[BatchSource]:
 
 def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
     parts = AtOnce(combined, options)
-    return BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True})
+    return BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True, "numbers": False})
 
 
 def _holds_loaders(loaders: Any) -> bool:

@@ -68,6 +68,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "training": module.training,
             "result": to_safe(result),
             "callbacks": _callback_states(trainer),
+            "loggers": [logger.version for logger in trainer.loggers],
             "trainer": to_safe(
                 {
                     "counters": {} if fit is None else fit.counters(),
@@ -126,6 +127,8 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         trainer.timing.seconds = seconds
     for name, value in counters.items():
         setattr(trainer, name, value)
+    for logger, version in zip(trainer.loggers, state["loggers"], strict=True):
+        logger.use_version(version)  # a later stage writes to the same run
     callbacks = from_safe(state["callbacks"])
     for callback in trainer.callbacks:
         if callback.state_key in callbacks:

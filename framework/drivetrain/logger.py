@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from drivetrain.launch import current_job
+
 
 class Logger:
-    """Base class. Files are opened on the first write, never in the constructor (a fork may come between)."""
+    """Base class. Files are opened on the first write, never in the constructor (a fork may come between).
+
+    The Trainer writes on the first worker only. Modules may call a logger on every worker: decorate what writes with
+    :func:`first_worker_only`, and the experiment with :func:`first_worker_experiment`.
+    """
 
     @property
-    def name(self) -> str:
+    def name(self) -> str | None:
         return type(self).__name__
 
     @property
     def version(self) -> str | int | None:
         return None
 
+    def use_version(self, version: str | int | None) -> None:
+        """Take the version that the first worker chose; for loggers that choose one by what is free."""
+
     @property
-    def log_dir(self) -> Path | None:
+    def save_dir(self) -> str | None:
+        """Root folder of what is written on this machine; None where nothing is."""
+        return None
+
+    @property
+    def root_dir(self) -> str | None:
+        """Folder of all versions."""
+        return None
+
+    @property
+    def log_dir(self) -> str | Path | None:
         """Folder that this logger writes to, if it does."""
         return None
 
@@ -28,17 +48,69 @@ class Logger:
         """The object of the underlying library, for what this contract does not cover."""
         return None
 
+    @property
+    def group_separator(self) -> str:
+        """What parts groups in names of metrics."""
+        return "/"
+
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Write scalars at ``step`` (optimizer steps done). Called on the first worker only."""
 
     def log_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> None:
         """Write hyper-parameters, with the final metrics where they are known."""
 
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        """Write the graph of the module. Called on the first worker when a stage begins."""
+
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """A checkpoint callback has saved. Called on the first worker only, by callbacks with Lightning's rules."""
+        """A checkpoint callback has saved; it says of itself what and where."""
 
     def save(self) -> None:
         """Flush to disk."""
 
     def finalize(self, status: str) -> None:
         """Close; ``status`` is ``"completed"``, ``"stopped"``, ``"interrupted"`` or ``"failed"``."""
+
+
+class SilentExperiment:
+    """What stands for the experiment on workers that do not write: it takes every call and item, and does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+    def __getitem__(self, item: Any) -> SilentExperiment:
+        return self
+
+    def __setitem__(self, item: Any, value: Any) -> None: ...
+
+
+def first_worker() -> bool:
+    """Whether this process is the first worker of its job, or of none."""
+    job = current_job()
+    return job is None or job.rank == 0
+
+
+def first_worker_only(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method do nothing, and return None, on other workers than the first."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if first_worker() else None
+
+    return guarded
+
+
+def first_worker_experiment(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Let a logger's ``experiment`` be a :class:`SilentExperiment` on other workers than the first."""
+
+    @functools.wraps(function)
+    def guarded(logger: Any) -> Any:
+        return function(logger) if first_worker() else SilentExperiment()
+
+    return guarded
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Anything asked of a silent experiment."""

@@ -27,6 +27,7 @@ class Meanings:
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         model_checkpoint: registered name of the callback that saves where the user gave none.
         log_folder: name of the default logger's folder.
+        default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
     batch: str = "global"
@@ -40,6 +41,7 @@ class Meanings:
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
     log_folder: str = "drivetrain_logs"
+    default_hp_metric: bool = False
 
 
 OWN = Meanings()
@@ -55,4 +57,5 @@ LIGHTNING = Meanings(
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",
     log_folder="lightning_logs",
+    default_hp_metric=True,
 )

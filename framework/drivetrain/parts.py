@@ -12,7 +12,7 @@ from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.logger import Logger
 from drivetrain.precision import Precision
-from drivetrain.profiler import Profiler
+from drivetrain.profiler import PassThroughProfiler, Profiler
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -76,7 +76,7 @@ def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> 
         return []
     if given is None or given is True:
         kind, folder = registry.load("loggers", "tensorboard"), os.fspath(trainer.default_root_dir)
-        return [kind(save_dir=folder, name=trainer.meanings.log_folder)]
+        return [kind(folder, name=trainer.meanings.log_folder, default_hp_metric=trainer.meanings.default_hp_metric)]
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for logger in found:
         if not isinstance(logger, Logger):
@@ -84,8 +84,14 @@ def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> 
     return found
 
 
-def profiler_of(given: Any) -> Profiler:
-    """The profiler of that registered name, or the object itself; by default one that measures nothing."""
+def profiler_of(given: Any) -> Any:
+    """The profiler of that registered name, or the object itself; for None one that measures nothing."""
     if given is None:
-        return Profiler()
-    return registry.load("profilers", given)() if isinstance(given, str) else given
+        return PassThroughProfiler()
+    found = registry.load("profilers", given)() if isinstance(given, str) else given
+    if not isinstance(found, Profiler):
+        raise ConfigurationError(
+            f"profiler={given!r} is no Profiler: give 'simple', 'advanced', 'pytorch' or an object of a class derived"
+            " from drivetrain.profiler.Profiler."
+        )
+    return found

@@ -24,10 +24,12 @@ from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
+from drivetrain.logger import Logger
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop, empty
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
+from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.sharding import BatchSource
 from drivetrain.transfer import BatchTransfer
 
@@ -49,6 +51,7 @@ class Request:
         ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
         weights_only: False: trust a checkpoint file that needs more than plain data.
         verbose: show the table of metrics after an evaluation.
+        keep_predictions: whether the caller wants the predictions.
     """
 
     stage: str
@@ -58,6 +61,7 @@ class Request:
     ckpt_path: Any = None
     verbose: bool = True
     weights_only: bool | None = None
+    keep_predictions: bool = True
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
@@ -89,9 +93,28 @@ def check(trainer: Trainer, request: Request) -> None:
         )
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
+    if stage == "fit":
+        _check_needs(trainer)
     trainer.strategy.check_module(module, plan)
     if stage == "fit" and request.loaders.get("train") is not None:
         trainer.strategy.check_data(request.loaders["train"])
+
+
+_NEEDS = {
+    "thaws": "freezes or thaws parameters while training runs, which strategy={} does not follow",
+    "editable": "replaces weights between steps, of which strategy={} keeps parts or copies elsewhere",
+}
+
+
+def _check_needs(trainer: Trainer) -> None:
+    """What the callbacks ask of the strategy."""
+    for callback in trainer.callbacks:
+        for need in callback.needs:
+            if not getattr(trainer.declaration.support, need):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} {_NEEDS[need].format(trainer.strategy_name)}: use strategy=ddp, ring or"
+                    " single, or leave the callback out."
+                )
 
 
 def _loader(request: Request, which: str) -> Any:
@@ -115,7 +138,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
         try:
             trainer.connect(job)
             _attach(trainer, request)
-            return _stage(trainer, request)
+            with profiled(trainer):
+                return _stage(trainer, request)
         except BaseException as error:
             _fail(trainer, request, error)
             raise
@@ -150,9 +174,13 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.training, trainer.predicting = request.stage == "fit", request.stage == "predict"
     trainer.evaluating = request.stage in ("validate", "test")
     trainer.request = request
+    _agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
-    trainer.hooks = Hooks(trainer, module, trainer.callbacks)
+    if request.stage == "fit":
+        _check_needs(trainer)  # those of configure_callbacks are known only now
+    kind = ProfiledHooks if trainer.profiler.measures else Hooks
+    trainer.hooks = kind(trainer, module, trainer.callbacks)
     trainer.metrics, trainer.by_step = trainer.new_metrics(), None
     if trainer.meanings.live_metrics:
         trainer.forget_metrics()
@@ -232,17 +260,31 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
     trainer.strategy.communicator.barrier()
 
 
+def _agree_on_versions(trainer: Trainer) -> None:
+    """Loggers that take the first free version take the same one on all workers, those of another launcher too."""
+    choosing = [logger for logger in trainer.loggers if type(logger).use_version is not Logger.use_version]
+    communicator = trainer.strategy.communicator
+    if not choosing or communicator.world_size == 1:
+        return
+    mine = [logger.version for logger in choosing] if communicator.rank == 0 else []
+    for logger, version in zip(choosing, communicator.all_gather_plain(mine)[0], strict=True):
+        logger.use_version(version)
+
+
 def _log_hyperparameters(trainer: Trainer) -> None:
-    if not trainer.is_global_zero or not trainer.enable_autolog_hparams:
+    """Hyper-parameters and the module's graph, for loggers that write them."""
+    if not trainer.is_global_zero:
         return
     params: dict[str, Any] = {}
     owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
-    if not owners:
-        return
     for owner in owners:
         params |= owner.hparams_initial
     for logger in trainer.loggers:
-        logger.log_hyperparams(params)
+        if owners and trainer.enable_autolog_hparams:
+            logger.log_hyperparams(params)
+        with trainer.random_state_kept():
+            logger.log_graph(trainer.lightning_module)
+        logger.save()
 
 
 def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]:
@@ -264,6 +306,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         reshard=trainer.use_distributed_sampler,
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
         order=trainer.meanings.order,
+        numbers=which == "predict",
     )
     if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
         gather = trainer.strategy.communicator.all_gather_plain
@@ -275,6 +318,9 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
                 raise ConfigurationError("the train data is empty: its loader gives no batch.")
             if trainer.is_global_zero:
                 warnings.warn(empty(which, source, len(found)), stacklevel=2)
+    if trainer.instruments is not None:
+        for source in found:
+            trainer.instruments.of_source(source, which)
     return found
 
 
@@ -292,6 +338,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
     trainer.val_check_batch = _validation_interval(trainer)
     fit = trainer.fit_loop = FitLoop(trainer, training[0], **trainer._adopted)
+    if trainer.instruments is not None:
+        trainer.instruments.of_fit(fit)
     trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
@@ -414,7 +462,9 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         return None
     if stage == "predict":
         trainer.predict_sources = found
-        return PredictLoop(trainer, found).run()
+        keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
+        trainer.predict_loop = PredictLoop(trainer, found, keep)
+        return trainer.predict_loop.run()
     loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
     trainer.evaluation = loop
     try:

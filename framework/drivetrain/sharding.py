@@ -35,6 +35,7 @@ class MicroBatch:
         copies: replicas that hold the same samples (1, or the number of replicas for a whole tail).
         loader: number of the loader among several.
         last: whether it is the loader's last batch of the epoch.
+        indices: numbers of the samples in the data set where a sampler chose them, else None.
     """
 
     batch: Any
@@ -44,6 +45,7 @@ class MicroBatch:
     copies: int = 1
     loader: int = 0
     last: bool = False
+    indices: list[Any] | None = None
 
     @property
     def weight(self) -> float:
@@ -114,6 +116,7 @@ class ShardedBatches:
         self.limit: int | None = None
         self.given: Iterable[list[Any]] | None = None  # batches to hand out as they are instead
         self.plan: list[tuple[int, int, int]] = []  # (index of the global batch, its samples, copies) as handed out
+        self.chosen: dict[int, list[Any]] = {}  # of what was handed out and is not read yet, by number in the plan
 
     def __iter__(self) -> Iterator[list[Any]]:
         if self.given is not None:
@@ -121,6 +124,7 @@ class ShardedBatches:
                 yield [(self.epoch, i) for i in indices] if self.seeded else indices
             return
         self.plan.clear()
+        self.chosen.clear()
         source = self.source if self.seed is None else PrivateRandom(self.source, _mix(self.seed, self.epoch))
         for index, batch in enumerate(source):
             if self.limit is not None and index >= self.limit:
@@ -131,6 +135,7 @@ class ShardedBatches:
             rows, copies = part(len(indices), self.shard, self.whole_tail)
             mine = indices[rows]
             if mine:
+                self.chosen[len(self.plan)] = mine
                 self.plan.append((index, len(indices), copies))
                 yield [(self.epoch, i) for i in mine] if self.seeded else mine
 
@@ -216,6 +221,7 @@ class BatchSource:
         order: where a shuffle comes from, see :class:`drivetrain.meanings.Meanings`.
         natural: whether reading may draw from the global generators, where ``order`` does not say it.
         own: whether what ``loader`` gives is this rank's already.
+        numbers: whether the samples' numbers in the data set are asked for (prediction).
     """
 
     def __init__(
@@ -233,12 +239,19 @@ class BatchSource:
         order: str = "seed",
         natural: bool | None = None,
         own: bool = False,
+        numbers: bool = False,
     ) -> None:
         self.in_order = in_order
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order == "torch" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
             loader = _in_order(loader)
+        self._noted: _Noted | None = None
+        if self.natural and numbers and type(loader) is DataLoader and loader.batch_sampler is not None:
+            self._noted = _Noted(loader.batch_sampler)
+            loader = DataLoader(
+                loader.dataset, batch_sampler=self._noted, generator=loader.generator, **_reading_options(loader)
+            )
         self._as_sampler = order == "torch" and shard.size > 1
         self._opened: Iterator[Any] | None = None
         self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
@@ -457,7 +470,8 @@ class BatchSource:
         for handed, batch in enumerate(self.reader, start=1):
             index, total, copies = sampler.plan[handed - 1]
             rows, _ = part(total, self.shard, self.whole_tail)
-            yield MicroBatch(batch, index, rows.stop - rows.start, total, copies, self.index, index == final)
+            chosen = sampler.chosen.pop(handed - 1)
+            yield MicroBatch(batch, index, rows.stop - rows.start, total, copies, self.index, index == final, chosen)
         if handed < self._expected(start):
             raise TrainingError(
                 f"the loader ended after {handed} of {self._expected(start)} batches in epoch {self.epoch}: its data"
@@ -479,7 +493,8 @@ class BatchSource:
         """This rank's part of a stream's batch; None where it has none."""
         total = batch_size(batch) or 1
         if self.shard.size == 1 or self.own_stream:
-            return MicroBatch(batch, index, total, total, 1, self.index, last)
+            chosen = None if self._noted is None else self._noted.chosen.pop(index, None)
+            return MicroBatch(batch, index, total, total, 1, self.index, last, chosen)
         rows, copies = part(total, self.shard, self.whole_tail)
         if rows.start == rows.stop:
             return None
@@ -523,6 +538,23 @@ class _Dealt:
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+class _Noted:
+    """A batch sampler whose choices are kept until they are read."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+        self.chosen: dict[int, list[Any]] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        self.chosen.clear()
+        for number, batch in enumerate(self.batches):
+            self.chosen[number] = list(batch)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.batches)  # type: ignore[arg-type]
 
 
 class _Joined:

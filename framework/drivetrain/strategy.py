@@ -13,6 +13,7 @@ complete single-process strategy; a family overrides only what it bends.
  3   ``init_context()``              around ``configure_model``                           the precision's
  4   ``prepare(module, stage)``      before each stage                                    move to the device
  5   ``build_optimizers(make)``      fit only, after ``prepare``                          ``make()``
+ -   ``trainable_changed()``         when an epoch's start hooks froze or thawed any      refused for several ranks
  6   ``run_epoch(run, source)``      each epoch                                           ``run(source)``
  7   ``forward_backward(step)``      each micro-batch; the last within the closure        call, zero_grad, backward
  8   ``backward(loss, share, sync)`` by 7 and by ``manual_backward``                      scaled ``loss.backward()``
@@ -45,6 +46,7 @@ from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Plan, Support
+from drivetrain.errors import TrainingError
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.optimizer import calls_closure_once
@@ -194,6 +196,18 @@ class Strategy(StrategyView):
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
         """The optimizers that the loop steps, one for each that ``make()`` (the module's configuration) returns."""
         return make()
+
+    def trainable_changed(self) -> None:
+        """Parameters were frozen or thawed since ``prepare``; every rank comes here at the same epoch's start.
+
+        Raises:
+            TrainingError: this strategy has laid out its parameters for good.
+        """
+        if self.communicator.world_size > 1 and not self.support.thaws:
+            raise TrainingError(
+                f"parameters were frozen or thawed while strategy={self.name} trains, which has laid them out when"
+                " training began: set requires_grad before fit, or use strategy=ddp, ring or single."
+            )
 
     # -- an epoch and a step ------------------------------------------------------------------------------------
     def run_epoch(self, run: Run, source: Iterable[Any]) -> None:

@@ -44,8 +44,9 @@ from drivetrain.transfer import BatchTransfer
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
     from drivetrain.hooks import Hooks
-    from drivetrain.loops.evaluate import EvaluateLoop
+    from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
+    from drivetrain.profiling import Instruments
     from drivetrain.optimizer import SchedulerConfig
     from drivetrain.sharding import BatchSource
 
@@ -275,6 +276,8 @@ class Trainer(TrainerState):
         self.fit_loop: FitLoop = None  # type: ignore[assignment]
         self.train_source: BatchSource | None = None
         self.predict_sources: list[BatchSource] = []
+        self.instruments: Instruments | None = None
+        self.predict_loop: PredictLoop = None  # type: ignore[assignment]
         self._validation_read_in = 0  # the epoch in which validation loaders were asked for last
         self._given: dict[str, Any] = {}  # evaluation loaders as they were given
         self.validation: EvaluateLoop | None = None
@@ -356,7 +359,7 @@ class Trainer(TrainerState):
         loader, datamodule = _data(dataloaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
         request = Request("predict", model, {"predict": loader}, datamodule or self.datamodule, ckpt_path)
-        request.weights_only = weights_only
+        request.weights_only, request.keep_predictions = weights_only, return_predictions is not False
         parts = self._run(request)
         if return_predictions is False or parts is None:
             return None
@@ -618,7 +621,7 @@ class Trainer(TrainerState):
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: the configuration travels, a run of this process does not."""
         fresh = dict(self.__dict__)
-        for name in ("hooks", "metrics", "fit_loop", "train_source", "validation", "evaluation"):
+        for name in ("hooks", "metrics", "fit_loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = None
         fresh["lr_scheduler_configs"], fresh["predict_sources"], fresh["_given"] = [], [], {}

@@ -86,7 +86,7 @@ def test_fit_test_resume(
     run.fit(module, loader, loader)
     step = run.global_step
     kept = [f"epoch={epoch}-step={step - 9 * (2 - epoch)}.ckpt" for epoch in (1, 2)]
-    folder = loggers[0].log_dir / "checkpoints"
+    folder = Path(loggers[0].log_dir) / "checkpoints"
     assert sorted(os.listdir(folder)) == [*kept, "last.ckpt"]
     assert os.readlink(folder / "last.ckpt") == kept[-1]
     assert checkpoint.newest(folder) == folder / kept[-1]

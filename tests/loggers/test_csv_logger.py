@@ -40,7 +40,7 @@ def test_new_columns_rewrite_the_header_and_keep_the_rows(tmp_path: Path) -> Non
 def test_rows_wait_until_the_step_has_moved_on(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=10)
     logger.log_metrics({"a": 1.0}, step=5)
-    assert not (tmp_path / "drivetrain_logs").exists(), "nothing is written before it must be"
+    assert not (tmp_path / "lightning_logs").exists(), "nothing is written before it must be"
     logger.log_metrics({"a": 2.0}, step=10)
     logger.log_metrics({"a": 3.0}, step=12)
     assert [row["a"] for row in read(logger.metrics_file_path)] == ["1.0", "2.0"]
@@ -66,10 +66,10 @@ def test_resumed_file_is_continued_and_a_cut_row_dropped(tmp_path: Path) -> None
 def test_version_is_the_next_free_number(tmp_path: Path) -> None:
     for name in ("version_0", "version_9", "version_x", "version_11.bak"):
         (tmp_path / "run" / name).mkdir(parents=True)
-    assert CSVLogger(tmp_path, "run").log_dir == tmp_path / "run" / "version_10"
+    assert CSVLogger(tmp_path, "run").log_dir == str(tmp_path / "run" / "version_10")
     assert CSVLogger(tmp_path, "new").version == 0
-    assert CSVLogger(tmp_path, "", version="").log_dir == tmp_path
-    assert CSVLogger(tmp_path, None, version="best").log_dir == tmp_path / "best"
+    assert CSVLogger(tmp_path, "", version="").log_dir == f"{tmp_path}/"
+    assert CSVLogger(tmp_path, None, version="best").log_dir == str(tmp_path / "best")
 
 
 @dataclass
@@ -93,7 +93,7 @@ def test_hyperparameters(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, version="v")
     logger.log_hyperparams(PARAMS)
     logger.save()
-    written = yaml.safe_load((logger.log_dir / "hparams.yaml").read_text())
+    written = yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text())
     assert written == plain(PARAMS)
     assert written["model"] == {"depth": 2, "act": None}
     assert written["optimizer"] == {"lr": 0.1, "betas": [0.9, 0.5]}

@@ -211,10 +211,27 @@ class EvaluateLoop:
 
 
 class PredictLoop:
-    """Runs ``predict_step`` over the loaders and brings the predictions together in the order of the data."""
+    """Runs ``predict_step`` over the loaders and brings the predictions together in the order of the data.
 
-    def __init__(self, trainer: Trainer, sources: list[BatchSource]) -> None:
-        self.trainer, self.sources = trainer, sources
+    Attributes:
+        current_batch_indices: numbers of this rank's samples of the batch at hand in the data set; None where they have
+            none.
+        epoch_batch_indices: the same of all batches so far, a list for each loader.
+        keeps: whether the predictions of the batch at hand count here; another rank has the same otherwise.
+    """
+
+    def __init__(self, trainer: Trainer, sources: list[BatchSource], collect: bool = True) -> None:
+        self.trainer, self.sources, self._collect = trainer, sources, collect
+        self.current_batch_indices: list[Any] | None = None
+        self.epoch_batch_indices: list[list[Any]] = [[] for _ in sources]
+        self.keeps = True
+        self._found: list[list[tuple[int, int, Any]]] = [[] for _ in sources]
+
+    @property
+    def predictions(self) -> list[Any]:
+        """This rank's predictions so far: a list over batches, within one over loaders where there are several."""
+        listed = [[output for _, _, output in loader] for loader in self._found]
+        return listed[0] if len(listed) == 1 else listed
 
     def run(self) -> list[list[tuple[int, int, Any]]]:
         """Per loader, this rank's ``(batch, rank, prediction)``."""
@@ -224,24 +241,30 @@ class PredictLoop:
         trainer.remember_modes()
         hooks.of_module("on_predict_model_eval")
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
-        found: list[list[tuple[int, int, Any]]] = []
         with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
             hooks("on_predict_start")
             hooks("on_predict_epoch_start")
-            for source in self.sources:
-                found.append(self._loader(source, arguments))
+            for source, found, chosen in zip(self.sources, self._found, self.epoch_batch_indices, strict=True):
+                self._loader(source, arguments, found, chosen)
             hooks("on_predict_epoch_end")
             hooks("on_predict_end")
         hooks.of_module("on_predict_model_train")
-        return found
+        return self._found
 
-    def _loader(self, source: BatchSource, arguments: Callable[..., Any]) -> list[tuple[int, int, Any]]:
+    def _loader(
+        self,
+        source: BatchSource,
+        arguments: Callable[..., Any],
+        found: list[tuple[int, int, Any]],
+        chosen: list[Any],
+    ) -> None:
         trainer = self.trainer
         hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
         loader = (source.index,) if len(self.sources) > 1 else ()
-        found = []
         for micro in source:
             batch = trainer.to_device(micro)
+            self.current_batch_indices = micro.indices
+            self.keeps = strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0)
             hooks("on_predict_batch_start", batch, micro.index, *loader)
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
@@ -249,6 +272,7 @@ class PredictLoop:
 
             output = strategy.evaluation_step(call, batch)
             hooks("on_predict_batch_end", output, batch, micro.index, *loader)
-            if strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0):
+            if self.keeps and self._collect:
                 found.append((micro.index, strategy.data.rank, output))
-        return found
+                if micro.indices is not None:
+                    chosen.append(micro.indices)

@@ -46,6 +46,7 @@ class FitLoop:
         logged: the last step at which metrics were written because a log boundary fell on it.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
+        forward_only: set by a callback at an epoch's start: its batches only run forward (statistics of BatchNorm).
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class FitLoop:
         self.ended = False
         self.logged = global_step
         self.between_steps = True
+        self.forward_only = False
         self.batches_seen = batches_seen
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
@@ -101,6 +103,7 @@ class FitLoop:
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
         self._closures = False
         self._early_end: EarlyEnd | None = None
+        self._trainable = self._which_train()
 
     def use(self, optimizers: list[Optimizer]) -> None:
         """Take the optimizers that the strategy built."""
@@ -206,6 +209,16 @@ class FitLoop:
         self.batch = 0
         self.ended = self.validated = False
 
+    def _which_train(self) -> list[bool]:
+        return [parameter.requires_grad for parameter in self.module.parameters()]
+
+    def _follow_trainable(self) -> None:
+        """Tell the strategy where parameters were frozen or thawed since it looked at them."""
+        now = self._which_train()
+        if now != self._trainable:
+            self._trainable = now
+            self.strategy.trainable_changed()
+
     def _batches(self) -> bool:
         """The epoch's batches; False when training was stopped among them."""
         trainer, hooks = self.trainer, self.hooks
@@ -215,7 +228,9 @@ class FitLoop:
             self.source, self._read_in = trainer.reload_sources("train")[0], self.epoch
             self.source.open(keep=False)
         self.source.set_epoch(self.epoch)
+        self.forward_only = False
         hooks("on_train_epoch_start")
+        self._follow_trainable()
         windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
         trainer.restore_random_state()
         self._broken = False
@@ -327,8 +342,9 @@ class FitLoop:
                 self.clock = perf_counter()
             phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
-            if not self.module.automatic_optimization:
+            if not self.module.automatic_optimization or self.forward_only:
                 self._manual(step)
+                self.optimizer_steps += self.forward_only and micro.last  # Lightning counts one that changes nothing
             elif number == final:
                 self._automatic(steps)
             else:

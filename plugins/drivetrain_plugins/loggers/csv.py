@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drivetrain.logger import first_worker_experiment, first_worker_only
 from drivetrain_plugins.loggers.versioned import VersionedLogger
 
 
@@ -27,7 +28,7 @@ class CSVLogger(VersionedLogger):
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
-        name: str | None = "drivetrain_logs",
+        name: str | None = "lightning_logs",
         version: int | str | None = None,
         prefix: str = "",
         flush_logs_every_n_steps: int = 100,
@@ -36,24 +37,38 @@ class CSVLogger(VersionedLogger):
         self._flush_every = flush_logs_every_n_steps
         self._rows: list[dict[str, Any]] = []
         self._columns: list[str] | None = None  # None: the file was not looked at yet
-        self._flushed_at = 0
+        self._flushed = 0  # groups of so many steps that were held and are written
 
     @property
     def metrics_file_path(self) -> Path:
-        return self.log_dir / "metrics.csv"
+        return Path(self.log_dir) / "metrics.csv"
 
+    @property
+    @first_worker_experiment
+    def experiment(self) -> CSVLogger:
+        """This logger itself: ``log_metrics``, ``log_hparams``, ``save``."""
+        return self
+
+    def log_hparams(self, params: Mapping[str, Any]) -> None:
+        """Remember hyper-parameters and write them now."""
+        self.log_hyperparams(params)
+        super().save()
+
+    @first_worker_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         step = len(self._rows) if step is None else step
         self._rows.append({"step": step, **self._prefixed(metrics)})
-        if abs(step - self._flushed_at) >= self._flush_every:
+        group = (step + 1) // self._flush_every
+        if group != self._flushed:
             self.save()
-            self._flushed_at = step
+            self._flushed = group
 
+    @first_worker_only
     def save(self) -> None:
         super().save()
         if not self._rows:
             return
-        self.log_dir.mkdir(parents=True, exist_ok=True)
+        os.makedirs(self.log_dir, exist_ok=True)
         if self._columns is None:
             self._columns = self._recover()
         known = set(self._columns)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from drivetrain.data_hooks import move
+from drivetrain.logger import first_worker_experiment, first_worker_only
 from drivetrain_plugins.loggers.parameters import flatten
 from drivetrain_plugins.loggers.versioned import VersionedLogger
 
@@ -23,7 +27,7 @@ class TensorBoardLogger(VersionedLogger):
     Args:
         save_dir, name, version, prefix, sub_dir: where to write, see :class:`VersionedLogger`.
         log_graph: whether :meth:`log_graph` writes the module's graph.
-        default_hp_metric: show ``hp_metric`` (-1) in the HPARAMS tab of a run that logged no metric at all.
+        default_hp_metric: write ``hp_metric`` (-1) beside hyper-parameters that come without metrics.
         **kwargs: for ``torch.utils.tensorboard.SummaryWriter``.
 
     Hyper-parameters are written beside the scalars of the same run, without a list of metrics: TensorBoard then shows
@@ -36,7 +40,7 @@ class TensorBoardLogger(VersionedLogger):
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
-        name: str | None = "drivetrain_logs",
+        name: str | None = "lightning_logs",
         version: int | str | None = None,
         log_graph: bool = False,
         default_hp_metric: bool = True,
@@ -49,52 +53,77 @@ class TensorBoardLogger(VersionedLogger):
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
         self._writer: SummaryWriter | None = None
-        self._wrote_metrics = False
         self._session: dict[str, Any] | None = None  # hyper-parameters as written to the events
 
     @property
+    @first_worker_experiment
     def experiment(self) -> SummaryWriter:
         """The ``SummaryWriter``, opened now if it is not."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            self._writer = SummaryWriter(log_dir=str(self.log_dir), **self._kwargs)
+            os.makedirs(self.log_dir, exist_ok=True)
+            self._writer = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
             _open.add(self)
         return self._writer
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        writer = self.experiment
-        for name, value in self._prefixed(metrics).items():
-            writer.add_scalar(name, value, step)
-        self._wrote_metrics = self._wrote_metrics or bool(metrics)
+    @first_worker_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Write scalars; a dictionary among the values becomes one chart of several lines."""
+        writer, join = self.experiment, f"{self._prefix}-" if self._prefix else ""
+        for name, value in metrics.items():
+            if isinstance(value, Mapping):
+                writer.add_scalars(f"{join}{name}", dict(value), step)
+            else:
+                writer.add_scalar(f"{join}{name}", float(value), step)
 
-    def log_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+    @first_worker_only
+    def log_hyperparams(
+        self, params: Any = None, metrics: Mapping[str, Any] | float | None = None, step: int | None = None
+    ) -> None:
+        """Write hyper-parameters, with ``metrics`` (a number is ``hp_metric``) at ``step``."""
         super().log_hyperparams(params)
         flat = flatten(self.hparams)
         if flat != self._session:
             _, start, _ = _hparams_summaries(flat)
             self._add_summary(start)
             self._session = flat
+        if metrics is None and self._default_hp_metric:
+            metrics = -1.0
+        if metrics is not None and not isinstance(metrics, Mapping):
+            metrics = {"hp_metric": metrics}
         if metrics:
-            self.log_metrics(metrics, 0)
+            self.log_metrics(metrics, 0 if step is None else step)
 
-    def log_graph(self, model: nn.Module, input_array: torch.Tensor | None = None) -> None:
+    @first_worker_only
+    def log_graph(self, model: nn.Module, input_array: Any = None) -> None:
         """Write the graph of ``model`` for ``input_array`` (default: its ``example_input_array``) if asked to."""
+        if not self._log_graph:
+            return
         example = getattr(model, "example_input_array", None) if input_array is None else input_array
-        if self._log_graph and example is not None:
-            self.experiment.add_graph(model, example)
+        if not isinstance(example, (torch.Tensor, tuple)):
+            warnings.warn(
+                f"log_graph=True needs an example input of {type(model).__name__}: set example_input_array to a tensor,"
+                " or to a tuple of the arguments of forward.",
+                stacklevel=2,
+            )
+            return
+        first = next(model.parameters(), None)
+        self.experiment.add_graph(_traceable(model), example if first is None else move(example, first.device))
 
+    @first_worker_only
     def save(self) -> None:
         super().save()
         if self._writer is not None:
             self._writer.flush()
+            path = Path(self.log_dir) / "hparams.yaml"
+            if not path.exists():
+                path.write_text("{}\n", encoding="utf-8")
 
+    @first_worker_only
     def finalize(self, status: str) -> None:
         """Mark the end of the session and close the writer; a later write opens another file in the same folder."""
         if self._session is not None:
-            if self._default_hp_metric and not self._wrote_metrics:
-                self.log_metrics({"hp_metric": -1.0}, 0)
             _, _, end = _hparams_summaries(self._session, failed=status in ("failed", "interrupted"))
             self._add_summary(end)
         super().finalize(status)
@@ -112,6 +141,16 @@ class TensorBoardLogger(VersionedLogger):
     def __getstate__(self) -> dict[str, Any]:
         """Travels to other processes without its open writer."""
         return {**self.__dict__, "_writer": None}
+
+
+def _traceable(model: nn.Module) -> nn.Module:
+    """The parts and ``forward`` of ``model`` without its properties, which tracing would all look at: some of them are
+    there within a run only."""
+    shell = type(type(model).__name__, (nn.Module,), {"forward": lambda self, *inputs: model.forward(*inputs)})()
+    for parts in ("_modules", "_parameters", "_buffers"):
+        shell.__dict__[parts] = getattr(model, parts)
+    shell.training = model.training
+    return shell
 
 
 def _hparams_summaries(flat: dict[str, Any], failed: bool = False) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from drivetrain.logger import Logger
+from drivetrain.logger import Logger, first_worker_only
 from drivetrain_plugins.loggers.parameters import plain
 
 
@@ -35,26 +35,30 @@ class VersionedLogger(Logger):
         prefix: str,
         sub_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._save_dir = Path(save_dir)
+        self._save_dir = os.fspath(save_dir)
         self._name = name or ""
         self._version = version
         self._prefix = prefix
-        self._sub_dir = None if sub_dir is None else Path(sub_dir)
+        self._sub_dir = None if sub_dir is None else os.fspath(sub_dir)
         self.hparams: dict[str, Any] = {}
         self._hparams_written: dict[str, Any] = {}
 
     @property
-    def save_dir(self) -> Path:
+    def save_dir(self) -> str:
         return self._save_dir
+
+    @property
+    def sub_dir(self) -> str | None:
+        return self._sub_dir
 
     @property
     def name(self) -> str:
         return self._name
 
     @property
-    def root_dir(self) -> Path:
+    def root_dir(self) -> str:
         """Parent of all versions."""
-        return self._save_dir / self._name
+        return os.path.join(self._save_dir, self._name)
 
     @property
     def version(self) -> int | str:
@@ -62,16 +66,20 @@ class VersionedLogger(Logger):
             self._version = self._next_version()
         return self._version
 
+    def use_version(self, version: int | str | None) -> None:
+        self._version = version
+
     @property
-    def log_dir(self) -> Path:
+    def log_dir(self) -> str:
         version = f"version_{self.version}" if isinstance(self.version, int) else self.version
-        folder = self.root_dir / version
-        return folder if self._sub_dir is None else folder / self._sub_dir
+        folder = os.path.join(self.root_dir, version, *([] if self._sub_dir is None else [self._sub_dir]))
+        return os.path.expanduser(os.path.expandvars(folder))
 
     def _next_version(self) -> int:
-        if not self.root_dir.is_dir():
+        root = Path(self.root_dir)
+        if not root.is_dir():
             return 0
-        numbers = [entry.name.removeprefix("version_") for entry in self.root_dir.glob("version_*") if entry.is_dir()]
+        numbers = [entry.name.removeprefix("version_") for entry in root.glob("version_*") if entry.is_dir()]
         return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
 
     def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -79,19 +87,22 @@ class VersionedLogger(Logger):
         join = f"{self._prefix}-" if self._prefix else ""
         return {f"{join}{name}": float(value) for name, value in metrics.items()}
 
-    def log_hyperparams(self, params: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> None:
+    @first_worker_only
+    def log_hyperparams(self, params: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Remember ``params`` (nested as they like) for ``hparams.yaml``; later ones are added to earlier ones."""
-        self.hparams.update(plain(params))
+        self.hparams.update(plain(params or {}))
 
+    @first_worker_only
     def save(self) -> None:
         """Write ``hparams.yaml``, complete or not at all."""
         if self.hparams != self._hparams_written:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
-            path = self.log_dir / "hparams.yaml"
+            path = Path(self.log_dir) / "hparams.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_suffix(".yaml.part")
             beside.write_text(yaml.safe_dump(self.hparams, sort_keys=False, allow_unicode=True), encoding="utf-8")
             os.replace(beside, path)
             self._hparams_written = dict(self.hparams)
 
+    @first_worker_only
     def finalize(self, status: str) -> None:
         self.save()

@@ -69,6 +69,8 @@ class DistributedDataParallelStrategy(Strategy):
     _all_reduce: ScheduledAllReduce | None = None  # where the topology is not the backend's own
     _algorithm = "native"
     _sent = (0, 0, 0)  # bytes, bytes uncompressed, messages of compressed gradients of former runs
+    _bytes_before = _synchronised_before = 0  # of buckets that were made anew in this run
+    _frozen: list[nn.Parameter]
     _completed: frozenset[int] = frozenset()  # optimizers whose gradients were averaged since the last backward
 
     def connect(self, job: Job) -> None:
@@ -89,10 +91,17 @@ class DistributedDataParallelStrategy(Strategy):
             # Parameters that are frozen now may be thawed by hand.
             self._compressed = self._compression(dict(module.named_parameters()), None)
             return
+        self._wrap(module, equal=False)
+
+    def _wrap(self, module: TrainModule, equal: bool) -> None:
+        """Make the buckets for the parameters that are trained now. ``equal``: replicas are, also but for buffers that
+        each rank has its own of, so that nothing is broadcast."""
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._replica = _Replica(module)
         self._replica.last_first = not self.options.find_unused_parameters
         self._replicas = DistributedDataParallel(
             self._replica,
+            init_sync=not equal,
             **_NO_BUFFER_BROADCAST,  # a collective per step; consensus() averages them where they are read
             bucket_cap_mb=self.options.bucket_cap_mb,
             find_unused_parameters=self.options.find_unused_parameters,
@@ -110,6 +119,22 @@ class DistributedDataParallelStrategy(Strategy):
             self._replicas.register_comm_hook(self._compressed, CompressedAverage.hook)
         elif self._algorithm != "native":
             self._replicas.register_comm_hook(self._hook(), ScheduledAllReduce.hook)
+
+    def trainable_changed(self) -> None:
+        """Buckets hold the gradients of what was trained when they were made: they are made anew."""
+        module = self.module
+        if self._replicas is None:  # gradients are averaged per optimizer, by what requires them then
+            return
+        if self._compressed is not None:
+            raise TrainingError(
+                "parameters were frozen or thawed while gradients are compressed, and what the compressor owes belongs"
+                " to the parameters that it began with: set requires_grad before fit, or compression=none."
+            )
+        self._bytes_before, self._synchronised_before = self._dense_traffic()
+        self._synchronised, self._replicas = 0, None  # the former buckets' hooks go before the new ones come
+        self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if self._trained:
+            self._wrap(module, equal=True)
 
     def _chosen(self) -> str:
         """The topology; the backend's own where the choice is left open and these ranks were not calibrated."""
@@ -160,6 +185,10 @@ class DistributedDataParallelStrategy(Strategy):
         if replicas is None:
             return super().forward_backward(step)
         if step.first:
+            if self._frozen and any(p.requires_grad for p in self._frozen):
+                self.trainable_changed()
+                replicas = self._replicas
+                assert replicas is not None
             self._replica.ticket.grad = None
             self.weight, self.contributed = 0.0, False
         with nullcontext() if step.last else replicas.no_sync():
@@ -339,8 +368,13 @@ class DistributedDataParallelStrategy(Strategy):
             counted = self._all_reduce.communicator.statistics
             sent = counted.bytes_sent
             return {"bytes_sent": sent, "bytes_dense": sent, "messages": counted.messages}
-        if self._replicas is None:
+        if self._replicas is None and not self._synchronised_before:
             return {}
+        sent, messages = self._dense_traffic()
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages}
+
+    def _dense_traffic(self) -> tuple[int, int]:
+        """Bytes and reductions of this run, with those of buckets that were made anew."""
         size = sum(p.numel() * p.element_size() for _, p in self._trained) + self._replica.ticket.element_size()
         sent = self._synchronised * size * 2 * (self.data.size - 1) // self.data.size
-        return {"bytes_sent": sent, "bytes_dense": sent, "messages": self._synchronised}
+        return self._bytes_before + sent, self._synchronised_before + self._synchronised

@@ -1,0 +1,182 @@
+"""PyTorchProfiler: operators and kernels by ``torch.profiler``, with traces for Chrome and TensorBoard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerAction, ProfilerActivity
+
+from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.profiler import Profiler
+
+SORT_KEYS = tuple(
+    f"{prefix}{device}_{what}"
+    for device in ("cpu", "cuda")
+    for prefix, what in (("", "time"), ("", "time_total"), ("", "memory_usage"), ("self_", "memory_usage"))
+) + ("count",)
+_STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+class PyTorchProfiler(Profiler):
+    """Records operators of the stage's own steps (training steps in ``fit``) as the schedule says.
+
+    A trace of each recorded cycle is written to ``dirpath`` (default: the Trainer's ``log_dir``) as
+    ``{stage}-{filename}-{rank}.....pt.trace.json``; the report is a table of the operators.
+
+    Args:
+        dirpath, filename: see :class:`~drivetrain.profiler.Profiler`.
+        group_by_input_shapes: a row for each shape, with ``record_shapes=True``.
+        emit_nvtx: mark operators for NVIDIA's tools instead of recording them.
+        export_to_chrome: write traces.
+        row_limit: rows of the table, -1 for all.
+        sort_by_key: column by which it is sorted; default: total time on the device.
+        record_module_names: mark the forward pass of every sub-module.
+        table_kwargs: further arguments of the table.
+        **profiler_kwargs: for ``torch.profiler.profile`` (``schedule``, ``activities``, ``with_stack``, ...), and
+            ``export_to_flame_graph`` with ``metric``. The default schedule is ``wait=1, warmup=1, active=3``; in a
+            stage of fewer than 5 steps all are recorded.
+
+    Raises:
+        ConfigurationError: ``sort_by_key``, ``schedule`` or ``table_kwargs`` that cannot be meant.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path | None = None,
+        filename: str | None = None,
+        group_by_input_shapes: bool = False,
+        emit_nvtx: bool = False,
+        export_to_chrome: bool = True,
+        row_limit: int = 20,
+        sort_by_key: str | None = None,
+        record_module_names: bool = True,
+        table_kwargs: dict[str, Any] | None = None,
+        **profiler_kwargs: Any,
+    ) -> None:
+        super().__init__(dirpath, filename)
+        options = dict(profiler_kwargs)
+        self._flame_graph = bool(options.pop("export_to_flame_graph", False))
+        self._metric = options.pop("metric", "self_cpu_time_total")
+        schedule = options.pop("schedule", None)
+        if schedule is not None and not (callable(schedule) and isinstance(schedule(0), ProfilerAction)):
+            raise ConfigurationError(
+                f"PyTorchProfiler(schedule={schedule!r}): give a function of the step's number that returns a"
+                " torch.profiler.ProfilerAction, as torch.profiler.schedule makes it."
+            )
+        self._schedule = schedule
+        cuda = torch.cuda.is_available() if not options.get("activities") else None
+        if cuda is None:
+            cuda = ProfilerActivity.CUDA in options["activities"]
+        options.setdefault("activities", [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
+        options["with_stack"] = options.get("with_stack", False) or self._flame_graph
+        self._options = options
+        self._sort_by_key = sort_by_key or f"{'cuda' if cuda else 'cpu'}_time_total"
+        if self._sort_by_key not in SORT_KEYS:
+            raise ConfigurationError(f"PyTorchProfiler(sort_by_key={sort_by_key!r}): {nearest(str(sort_by_key), SORT_KEYS)}")
+        self._table_kwargs = dict(table_kwargs or {})
+        for name in ("sort_by", "row_limit"):
+            if name in self._table_kwargs:
+                raise ConfigurationError(f"PyTorchProfiler(table_kwargs): {name} is an argument of the profiler itself.")
+        self._group_by_input_shapes = group_by_input_shapes and options.get("record_shapes", False)
+        self._emit_nvtx = emit_nvtx
+        self._export_to_chrome = export_to_chrome
+        self._row_limit = row_limit
+        self._record_module_names = record_module_names
+        self.profiler: Any = None
+        self._ranges: dict[str, Any] = {}
+        self._handles: list[Any] = []
+
+    # -- recording ----------------------------------------------------------------------------------------------
+    def start(self, action_name: str) -> None:
+        if self.profiler is None:
+            self._begin()
+        if action_name not in self._ranges:
+            self._ranges[action_name] = record_function(f"[pl][profile]{action_name}")
+            self._ranges[action_name].__enter__()
+
+    def stop(self, action_name: str) -> None:
+        found = self._ranges.pop(action_name, None)
+        if found is not None:
+            found.__exit__(None, None, None)
+        step = _STEP_OF.get(self._stage or "", "training_step")
+        if self.profiler is not None and not self._emit_nvtx and action_name.endswith(step):
+            self.profiler.step()
+
+    def _begin(self) -> None:
+        if self._emit_nvtx:
+            self.profiler = torch.autograd.profiler.emit_nvtx()
+        else:
+            self.profiler = torch.profiler.profile(
+                schedule=self._schedule or self._default_schedule(), on_trace_ready=self._export, **self._options
+            )
+        self.profiler.__enter__()
+        if self._record_module_names and self._module is not None:
+            for name, module in self._module.named_modules():
+                if name:
+                    self._mark(module, f"[pl][module]{type(module).__module__}.{type(module).__name__}: {name}")
+
+    def _default_schedule(self) -> Callable[[int], ProfilerAction] | None:
+        if self._module is None or self._module._trainer is None:
+            return None
+        trainer = self._module._trainer
+        counts = {
+            "fit": trainer.num_training_batches,
+            "validate": sum(trainer.num_val_batches),
+            "test": sum(trainer.num_test_batches),
+            "predict": sum(trainer.num_predict_batches),
+        }
+        few = counts.get(self._stage or "", 0) < 5 and trainer.max_epochs == 1
+        return None if few else torch.profiler.schedule(wait=1, warmup=1, active=3)
+
+    def _mark(self, module: nn.Module, label: str) -> None:
+        ranges: list[Any] = []
+
+        def enter(*_: Any) -> None:
+            ranges.append(record_function(label))
+            ranges[-1].__enter__()
+
+        def leave(*_: Any) -> None:
+            ranges.pop().__exit__(None, None, None)
+
+        self._handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+
+    def _export(self, profiler: Any) -> None:
+        """A cycle of the schedule is complete."""
+        if self.dirpath is None:
+            return
+        os.makedirs(self.dirpath, exist_ok=True)
+        worker = self._prepare_filename(extension="")
+        if self._export_to_chrome:
+            torch.profiler.tensorboard_trace_handler(str(self.dirpath), worker)(profiler)
+        if self._flame_graph:
+            profiler.export_stacks(os.path.join(self.dirpath, f"{worker}.stack"), self._metric)
+
+    # -- the report ---------------------------------------------------------------------------------------------
+    def summary(self) -> str:
+        profiler = self.profiler
+        self._end()
+        if profiler is None or self._emit_nvtx or profiler.profiler is None:
+            return ""
+        rows = profiler.key_averages(group_by_input_shape=self._group_by_input_shapes)
+        table = partial(rows.table, sort_by=self._sort_by_key, row_limit=self._row_limit)
+        return self._stats_to_str({"records": table(**self._table_kwargs)})
+
+    def _end(self) -> None:
+        for name in list(self._ranges):
+            self._ranges.pop(name).__exit__(None, None, None)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self.profiler is not None:
+            self.profiler.__exit__(None, None, None)
+            self.profiler = None
+
+    def teardown(self, stage: str | None) -> None:
+        self._end()

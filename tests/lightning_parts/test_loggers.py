@@ -1,0 +1,211 @@
+"""Loggers write what Lightning's write; MLflow and W&B get the calls of their documented interface."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
+from drivetrain.logger import SilentExperiment
+from tests.distributed import run_job
+from tests.lightning_parts.both import classifier, compare, loader, trainer
+from tests.lightning_parts.doubles import put_mlflow, put_wandb
+
+
+def with_parameters(self: Any, *args: Any) -> None:
+    self.save_hyperparameters({"lr": 0.1, "layers": [3, 5], "inner": {"kind": "tanh"}})
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    return [{key: float(value) for key, value in sorted(row.items()) if value} for row in found]
+
+
+def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: sorted((e.step, e.value) for e in found.Scalars(tag)) for tag in sorted(found.Tags()["scalars"])}
+
+
+def files(folder: Path) -> list[str]:
+    """Paths below, without the numbers that every run of TensorBoard has of its own."""
+    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return sorted(str(p.with_name("events") if p.name.startswith("events") else p) for p in found)
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+def test_csv_and_tensorboard_in_a_run(tmp_path: Path, parameters: bool) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        root = tmp_path / L.__name__
+        loggers = [
+            L.loggers.CSVLogger(root, name="c", prefix="p", flush_logs_every_n_steps=3),
+            L.loggers.TensorBoardLogger(root, name="t", version="v", sub_dir="s", prefix="q"),
+            L.loggers.TensorBoardLogger(root, default_hp_metric=False),
+        ]
+        module = classifier(L)
+        if parameters:
+            with_parameters(module)
+        fit = trainer(L, root, logger=loggers, max_epochs=2, log_every_n_steps=2)
+        fit.fit(module, loader(), loader(9))
+        fit.validate(module, loader(9), verbose=False)
+        tensorboard = [Path(logger.log_dir) for logger in loggers[1:]]
+        named = [(lg.name, lg.version, os.path.relpath(lg.log_dir, root), os.path.relpath(lg.root_dir, root)) for lg in loggers]
+        return {
+            "rows": rows(root / "c" / "version_0" / "metrics.csv"),
+            "events": [events(folder) for folder in tensorboard],
+            "hparams": [yaml.safe_load((f / "hparams.yaml").read_text()) for f in tensorboard],
+            "files": files(root),
+            "named": named,
+            "save_dir": [os.path.relpath(str(lg.save_dir), root) for lg in loggers],
+            "text": [isinstance(lg.log_dir, str) and isinstance(lg.save_dir, str) for lg in loggers],
+        }
+
+    found = compare(run)
+    assert len(found["rows"]) > 6 and any("p-val" in row for row in found["rows"])
+
+
+def test_what_a_module_calls_itself(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        folder = tmp_path / L.__name__
+        logger = L.loggers.TensorBoardLogger(folder, name=None, version=7, log_graph=True)
+        logger.log_metrics({"a": torch.tensor(1.5), "pair": {"x": 1.0, "y": 2.0}}, step=3)
+        logger.log_hyperparams({"k": 1}, {"score": 2.0})
+        logger.log_hyperparams({"k": 2}, 0.25)
+        logger.experiment.add_text("said", "hello")
+        module = classifier(L)
+        module.example_input_array = torch.ones(2, 3)
+        logger.log_graph(module)
+        logger.finalize("success")
+        read = EventAccumulator(str(folder / "version_7"))
+        read.Reload()
+        flat = L.loggers.CSVLogger(folder, name=None, version="flat", flush_logs_every_n_steps=1)
+        flat.log_hyperparams({"k": 3})
+        flat.log_metrics({"a": 1}, step=0)
+        seen = rows(folder / "flat" / "metrics.csv")
+        flat.experiment.log_metrics({"b": torch.tensor(2.0)}, step=1)
+        flat.log_metrics({"b": 3.0})
+        flat.save()
+        return {
+            "events": {tag: value for tag, value in events(folder / "version_7").items() if tag != "hp_metric"},
+            "hp": [value for _, value in events(folder / "version_7").get("hp_metric", [])],
+            "graph": read.Tags()["graph"],
+            "flat": (seen, [list(row.items())[:2] for row in rows(folder / "flat" / "metrics.csv")][:2]),
+        }
+
+    compare(run)
+
+
+def test_other_workers_write_nothing_and_take_the_version() -> None:
+    def work(rank: int, size: int) -> Any:
+        import tempfile
+
+        root = os.environ["SHARED"]
+        module = classifier(ours)
+        module.on_train_start = lambda: module.logger.experiment.add_scalar("mine", 1.0, 0)
+        logger = ours.loggers.TensorBoardLogger(root)
+        run = trainer(ours, tempfile.gettempdir(), strategy="ddp", devices=2, logger=logger, max_epochs=1)
+        run.fit(module, loader())
+        found = [str(logger.version), type(logger.experiment).__name__ if rank else "", str(run.log_dir)]
+        run.close()
+        return found
+
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["SHARED"] = root
+        (first, silent) = run_job(work, 2)
+        del os.environ["SHARED"]
+        assert first[0] == silent[0] == "0" and first[2] == silent[2]
+        assert silent[1] == "SilentExperiment"
+        assert len([f for f in files(Path(root)) if f.endswith("events")]) == 1
+        assert events(Path(first[2]))["mine"] == [(0, 1.0)]
+    nothing = SilentExperiment()
+    nothing[0].add_image("x", nothing.y(1), z=2)
+
+
+class Saved:
+    """What a checkpoint callback says of itself."""
+
+    save_top_k, monitor, mode = 1, "val", "min"
+    current_score = best_model_score = torch.tensor(0.5)
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(b"weights")
+        self.best_model_path, self.last_model_path, self.best_k_models = str(path), "", {}
+
+
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = put_mlflow(monkeypatch)
+    logger = ours.loggers.MLFlowLogger("mine", run_name="n", save_dir=str(tmp_path), tags={"a": 1}, prefix="p", log_model=True)
+    assert client.calls == [] and logger.save_dir == str(tmp_path), "nothing happens before the first use"
+    logger.log_hyperparams({f"k{i}": i for i in range(150)} | {"deep": {"x": "y" * 300}})
+    with pytest.warns(UserWarning, match="is written as p-ab"):
+        logger.log_metrics({"a!b": torch.tensor(2.0), "c": 1}, step=4)
+    logger.after_save_checkpoint(Saved(tmp_path / "best.ckpt"))
+    assert not client.named("log_artifact")
+    logger.finalize("completed")
+    assert (logger.name, logger.version, logger.run_id, logger.experiment_id) == ("e1", "r1", "r1", "e1")
+    assert client.named("create_run") == [(("e1", {"a": 1, "mlflow.runName": "n"}), {})]
+    sent = [kwargs for _, kwargs in client.named("log_batch")]
+    assert [len(batch["params"]) for batch in sent[:2]] == [100, 51]
+    assert sent[1]["params"][-1].key == "deep/x" and len(sent[1]["params"][-1].value) == 250
+    assert [(m.key, m.value, m.step) for m in sent[2]["metrics"]] == [("p-ab", 2.0, 4), ("p-c", 1.0, 4)]
+    assert client.named("log_artifact") == [(("r1", str(tmp_path / "best.ckpt"), "best"), {})]
+    assert client.calls[-1] == ("set_terminated", ("r1", "FINISHED"), {})
+    again = ours.loggers.MLFlowLogger(run_id="r9", tracking_uri="http://127.0.0.1:9")
+    assert (again.run_id, again.experiment_id, again.save_dir) == ("r9", "e7", None)
+    every = ours.loggers.MLFlowLogger(log_model="all", save_dir=str(tmp_path))
+    every.after_save_checkpoint(Saved(tmp_path / "now.ckpt"))
+    every.after_save_checkpoint(Saved(tmp_path / "best.ckpt"))
+    assert [args[2] for args, _ in client.named("log_artifact")] == ["best", "now", "best"]
+    every.finalize("failed")
+    assert client.calls[-1][1] == ("r1", "FAILED")
+
+
+def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, begun = put_wandb(monkeypatch)
+    logger = ours.loggers.WandbLogger(name="n", save_dir=tmp_path, version="v", project="p", prefix="x", log_model="all", tags=["t"])
+    assert begun == [] and (logger.name, logger.version, logger.save_dir) == ("p", "v", str(tmp_path))
+    logger.log_hyperparams({"lr": 0.1, "inner": {"f": len}})
+    logger.log_metrics({"a": 1.0}, step=3)
+    logger.log_image("pictures", ["one", "two"], step=4, caption=["1", "2"])
+    logger.log_text("words", columns=["c"], data=[["d"]])
+    logger.watch(torch.nn.Linear(1, 1), log="all")
+    logger.after_save_checkpoint(Saved(tmp_path / "best.ckpt"))
+    logger.finalize("completed")
+    assert begun[0] == {"name": "n", "project": "p", "dir": str(tmp_path), "id": "v", "resume": "allow", "tags": ["t"]}
+    assert run.config.calls == [("update", ({"lr": 0.1, "inner": {"f": "len"}},), {"allow_val_change": True})]
+    logged = [args[0] for args, _ in run.named("log")]
+    assert logged[0] == {"x-a": 1.0, "trainer/global_step": 3}
+    assert logged[1]["x-pictures"][1] == ("Image", ("two",), {"caption": "2"})
+    assert logged[2]["x-words"][0] == "Table"
+    assert run.named("watch")[0][1]["log"] == "all"
+    ((artifact,), options), = run.named("log_artifact")
+    assert artifact.name == "model-w1" and options == {"aliases": ["latest", "best"]}
+    assert artifact.named("add_file")[0][0] == (str(tmp_path / "best.ckpt"),)
+    assert logger.version == "w1"
+    with pytest.raises(ValueError, match="2 items and 1 of caption"):
+        logger.log_image("x", [1, 2], caption=["1"])
+    with pytest.raises(ConfigurationError, match="offline=True"):
+        ours.loggers.WandbLogger(offline=True, log_model=True)
+    offline = ours.loggers.WandbLogger(offline=True, save_dir=tmp_path)
+    offline.log_metrics({"a": 1.0})
+    assert begun[1]["mode"] == "offline" and begun[1]["project"] == "lightning_logs"
+
+
+@pytest.mark.parametrize("name", ["MLFlowLogger", "WandbLogger"])
+def test_a_missing_package_is_named_at_the_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = {"MLFlowLogger": "mlflow", "WandbLogger": "wandb"}[name]
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    logger = getattr(ours.loggers, name)()
+    with pytest.raises(ConfigurationError, match=f"{name} needs the package {package}: pip install {package}"):
+        logger.log_metrics({"a": 1.0}, step=1)

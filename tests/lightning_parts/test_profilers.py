@@ -1,0 +1,136 @@
+"""Profilers: which actions they see, what they write, and that nothing calls them where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pstats
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
+from drivetrain.hooks import Hooks
+from tests.distributed import run_alone
+from tests.lightning_parts.both import classifier, close, compare, loader, trainer, weights
+
+
+class Watch(ours.Callback):
+    def on_train_batch_end(self, *args: Any) -> None: ...
+
+
+def measure(module: Any) -> None:
+    with module.trainer.profiler.profile("mine"):
+        pass
+
+
+def test_actions_and_files_are_those_of_lightning(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Watch(L.Callback):
+            def on_train_batch_end(self, *args: Any) -> None: ...
+
+        folder = tmp_path / L.__name__
+        profiler = L.profilers.SimpleProfiler(folder, "report")
+        module = classifier(L, on_after_backward=measure)
+        fit = trainer(L, folder, profiler=profiler, callbacks=[Watch()], max_epochs=2)
+        fit.fit(module, loader(), loader(9))
+        fit.predict(module, loader(9))
+        calls = {name: len(found) for name, found in profiler.recorded_durations.items()}
+        wanted = [
+            "run_training_epoch", "run_training_batch", "training_step", "validation_step", "predict_step", "backward",
+            "optimizer_step", "on_train_batch_end", "mine",
+        ]
+        named = [name for name in calls if name.endswith(("Watch.on_train_batch_end", "Module.optimizer_step"))]
+        found = (folder / "fit-report.txt").read_text()
+        return {
+            "calls": {w: sum(n for name, n in calls.items() if name == w or name.endswith(f"Watch.{w}" if w == "on_train_batch_end" else f".{w}")) for w in wanted},
+            "named": sorted(named),
+            "files": sorted(os.listdir(folder)),
+            "report": [found.splitlines()[0], *[word in found for word in ("Action", "Num calls", "Percentage %", "100 %")]],
+        }
+
+    found = compare(run)
+    assert found["calls"]["training_step"] == 12 and found["calls"]["mine"] == 12
+
+
+def test_without_a_profiler_nothing_is_put_around_anything(tmp_path: Path) -> None:
+    """The objects of the run are as they are: the loop calls the plain methods."""
+    seen: list[Any] = []
+
+    class Look(ours.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            owners = (trainer.fit_loop, trainer.strategy, pl_module)
+            names = ("_window", "backward", "optimizer_step", "training_step")
+            seen.append([name in owner.__dict__ for owner in owners for name in names])
+            seen.append([type(trainer.hooks) is not Hooks, "read" in trainer.train_source.__dict__, trainer.instruments])
+
+    fit = trainer(ours, tmp_path, callbacks=[Look()], max_epochs=1)
+    fit.fit(classifier(ours), loader())
+    assert seen and not any(any(one) for one in seen)
+    with fit.profiler.profile("x"):
+        assert not fit.profiler.measures and fit.profiler.summary() == ""
+    assert type(fit.profiler) is ours.profilers.PassThroughProfiler
+
+
+def test_a_profiled_run_is_the_same_run_and_leaves_nothing_on_its_objects(tmp_path: Path, capsys: Any) -> None:
+    plain, watched = classifier(ours), classifier(ours)
+    trainer(ours, tmp_path, callbacks=[Watch()]).fit(plain, loader(), loader(9))
+    fit = trainer(ours, tmp_path, callbacks=[Watch()], profiler="simple")
+    fit.fit(watched, loader(), loader(9))
+    assert "FIT Profiler Report" in capsys.readouterr().out
+    assert close(weights(plain), weights(watched)) and "training_step" not in watched.__dict__
+    assert "backward" not in fit.strategy.__dict__
+    broken = classifier(ours, training_step=lambda self, batch, batch_idx: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer(ours, tmp_path, profiler="simple").fit(broken, loader())
+    assert "run_training_batch" in capsys.readouterr().out, "the report comes after an error too"
+    simple = ours.profilers.SimpleProfiler(extended=False)
+    with simple.profile("a"), pytest.raises(ValueError, match="a has been started"):
+        simple.start("a")
+    with pytest.raises(ValueError, match="never started"):
+        simple.stop("b")
+    assert "Mean duration" in simple.summary() and "Percentage" not in simple.summary()
+    with pytest.raises(ConfigurationError, match="profiler=3 is no Profiler"):
+        trainer(ours, tmp_path, profiler=3)
+
+
+def test_advanced(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    profiler = ours.profilers.AdvancedProfiler(folder, "deep", line_count_restriction=5, dump_stats=True)
+    trainer(ours, tmp_path, profiler=profiler, max_epochs=1).fit(classifier(ours), loader())
+    text = (folder / "fit-deep.txt").read_text()
+    assert "Profile stats for: run_training_batch" in text and "cumulative" in text
+    dumped = next(folder.glob("fit-deep-*training_step.prof"))
+    assert any("cross_entropy" in name for _, _, name in pstats.Stats(str(dumped)).stats)
+    with pytest.raises(ValueError, match="never started"):
+        profiler.stop("x")
+
+
+def test_pytorch(tmp_path: Path) -> None:
+    run_alone(_pytorch, tmp_path)  # it leaves a thread of its own
+
+
+def _pytorch(tmp_path: Path) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
+    profiler = ours.profilers.PyTorchProfiler(tmp_path, "ops", schedule=schedule, sort_by_key="count", row_limit=-1)
+    trainer(ours, tmp_path, profiler=profiler, max_epochs=1).fit(classifier(ours), loader())
+    text = (tmp_path / "fit-ops.txt").read_text()
+    assert "aten::linear" in text and "[pl][module]torch.nn.modules.linear.Linear: head" in text
+    (trace,) = tmp_path.glob("fit-ops*.pt.trace.json")
+    steps = {e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"].startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#2", "ProfilerStep#3"}, "the schedule's two active steps"
+    few = ours.profilers.PyTorchProfiler(tmp_path / "few", "few")
+    trainer(ours, tmp_path, profiler=few).predict(classifier(ours), loader(8))
+    assert list((tmp_path / "few").glob("predict-few*.json"))
+    for wrong in ({"sort_by_key": "cpu_tim"}, {"schedule": 3}, {"table_kwargs": {"row_limit": 1}}):
+        with pytest.raises(ConfigurationError, match="PyTorchProfiler"):
+            ours.profilers.PyTorchProfiler(**wrong)
+
+
+def test_each_worker_writes_its_own_report(tmp_path: Path) -> None:
+    profiler = ours.profilers.SimpleProfiler(tmp_path, "r")
+    trainer(ours, tmp_path, profiler=profiler, strategy="ddp", devices=2, max_epochs=1).fit(classifier(ours), loader())
+    assert sorted(f for f in os.listdir(tmp_path) if f.endswith(".txt")) == ["fit-r-0.txt", "fit-r-1.txt"]
