@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from drivetrain.hooks import Hooks
     from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
-    from drivetrain.profiling import Instruments
     from drivetrain.optimizer import SchedulerConfig
+    from drivetrain.profiling import Instruments
     from drivetrain.sharding import BatchSource
 
 
@@ -605,7 +605,7 @@ class Trainer(TrainerState):
             if "step" in scalars:
                 step = int(scalars.pop("step"))
             else:
-                scalars.setdefault("epoch", float(self.current_epoch))
+                scalars.setdefault("epoch", self.current_epoch)
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))

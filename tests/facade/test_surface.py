@@ -168,6 +168,10 @@ def test_published_imports() -> None:
     assert L.callbacks.__spec__.name == "drivetrain.lightning.callbacks"
     with pytest.raises(ImportError):
         importlib.import_module("drivetrain.lightning.nothing")
+    with pytest.raises(ImportError, match="Nothing"):  # and not the module itself under that name
+        from drivetrain.lightning.callbacks import Nothing  # noqa: F401
+    with pytest.raises(ImportError, match="nothing"):
+        from drivetrain.lightning.utilities import nothing  # noqa: F401
 
 
 def test_seed_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
