@@ -165,6 +165,9 @@ def test_published_imports() -> None:
     assert EarlyStopping is Again is L.callbacks.EarlyStopping and LightningModule is L.LightningModule
     assert TensorBoardLogger is L.loggers.TensorBoardLogger and L.pytorch.Trainer is L.Trainer
     assert TrainerFn.FITTING == "fit" and rank_zero_only(lambda: 3)() == 3 and STEP_OUTPUT is not None
+    assert (
+        importlib.import_module("drivetrain.lightning.loggers.logger").rank_zero_experiment(lambda logger: 4)(None) == 4
+    )
     assert L.callbacks.__spec__.name == "drivetrain.lightning.callbacks"
     with pytest.raises(ImportError):
         importlib.import_module("drivetrain.lightning.nothing")
