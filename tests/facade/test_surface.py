@@ -235,3 +235,13 @@ def test_validation_by_time() -> None:
     trainer = L.Trainer(**SILENT, max_epochs=1, val_check_interval={"milliseconds": 1}, num_sanity_val_steps=0)
     trainer.fit(module)
     assert module.times > 1
+
+
+def test_fast_dev_run_keeps_what_projects_use(tmp_path: Path) -> None:
+    for library in (theirs, L):
+        csv = library.loggers.CSVLogger(tmp_path)
+        trainer = library.Trainer(**{**QUIET, "logger": csv, "enable_checkpointing": True, "fast_dev_run": True})
+        assert trainer.checkpoint_callback.best_model_path == "" and len(trainer.loggers) == 1
+        assert trainer.logger.experiment.add_scalar("a", 1, 2) is None and trainer.logger.watch(3) is None
+        assert not library.Trainer(**{**QUIET, "logger": False, "fast_dev_run": True}).loggers
+    assert not list(tmp_path.iterdir())
