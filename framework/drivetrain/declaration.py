@@ -100,9 +100,9 @@ class Support:
         stages: what it can run besides ``"fit"``.
         compressors: registered names of the compressors that its gradients can go through; :data:`ANY_COMPRESSOR`
             where it does not matter which.
-        rounds: whether an epoch is one global step, a round of many local ones.
         thaws: whether parameters may be frozen and thawed, and join an optimizer, while training runs.
         editable: whether every rank's module holds whole weights, which a callback may read and replace between steps.
+        rounds: whether an epoch is one global step, a round of many local ones.
     """
 
     fidelity: str = "exact"
@@ -120,9 +120,9 @@ class Support:
     max_world_size: int | None = None
     stages: frozenset[str] = frozenset({"fit", "validate", "test", "predict"})
     compressors: frozenset[str] = frozenset()
-    rounds: bool = False
     thaws: bool = False
     editable: bool = False
+    rounds: bool = False
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""

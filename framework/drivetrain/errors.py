@@ -53,3 +53,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+class EndStage(Exception):
+    """Raised by a callback, on every rank at the same moment: the stage is over, in order, with what it has so far."""

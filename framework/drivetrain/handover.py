@@ -67,8 +67,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             else {},
             "training": module.training,
             "result": to_safe(result),
-            "callbacks": _callback_states(trainer),
             "loggers": [logger.version for logger in trainer.loggers],
+            "callbacks": _callback_states(trainer),
             "trainer": to_safe(
                 {
                     "counters": {} if fit is None else fit.counters(),

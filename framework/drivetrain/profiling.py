@@ -35,7 +35,7 @@ class ProfiledHooks(Hooks):
         return self._functions[name]
 
     def _measured(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        callback = function.func.__self__ if isinstance(function, functools.partial) else None
+        callback = getattr(function.func, "__self__", None) if isinstance(function, functools.partial) else None
         return _measured(self.trainer, function, self._label(callback, name))
 
     def _label(self, callback: Any, name: str) -> str:
@@ -48,7 +48,7 @@ class ProfiledHooks(Hooks):
             return super().of_module(name, *args)
 
     def of_callbacks(self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False) -> None:
-        everyone = self.callbacks
+        everyone = self.trainer.callbacks  # a callback may cause a hook of all, as checkpoints do
         try:
             for callback in everyone:
                 self.callbacks = [callback]

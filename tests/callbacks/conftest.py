@@ -76,6 +76,7 @@ class FakeTrainer:
     progress_bar_metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     optimizers: list[Any] = field(default_factory=list)
     lr_scheduler_configs: list[Scheduled] = field(default_factory=list)
+    lightning_module: Any = None
     loggers: list[RecordingLogger] = field(default_factory=lambda: [RecordingLogger()])
     saved: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
@@ -84,6 +85,10 @@ class FakeTrainer:
 
     def monitored(self, name: str) -> torch.Tensor | None:
         return self.callback_metrics.get(name)
+
+    @property
+    def batches_stepped(self) -> int:
+        return self.global_step
 
     @property
     def is_global_zero(self) -> bool:

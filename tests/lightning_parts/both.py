@@ -8,12 +8,13 @@ from typing import Any
 
 import lightning.pytorch as theirs
 import torch
+import tqdm
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain.lightning as ours
 
-LIBRARIES = (theirs, ours)
+tqdm.tqdm.monitor_interval = 0  # else it starts a thread
 
 
 def loader(samples: int = 22, batch_size: int = 4) -> DataLoader[Any]:

@@ -63,8 +63,7 @@ def put_mlflow(monkeypatch: pytest.MonkeyPatch) -> Client:
     _module(monkeypatch, "mlflow.tracking.context.registry", resolve_tags=lambda tags: tags)
     _module(monkeypatch, "mlflow.utils")
     _module(monkeypatch, "mlflow.utils.mlflow_tags", MLFLOW_RUN_NAME="mlflow.runName")
-    entities = {name: (lambda **values: SimpleNamespace(**values)) for name in ("Param", "Metric")}
-    _module(monkeypatch, "mlflow.entities", **entities)
+    _module(monkeypatch, "mlflow.entities", Param=SimpleNamespace, Metric=SimpleNamespace)
     return client
 
 
@@ -77,6 +76,5 @@ def put_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, list[dict[str,
         return run
 
     made = {name: (lambda *args, kind=name, **kw: (kind, args, kw)) for name in ("Table", "Image", "Audio", "Video")}
-    artifact = lambda **options: Recorder(**options)
-    _module(monkeypatch, "wandb", init=init, run=None, Artifact=artifact, **made)
+    _module(monkeypatch, "wandb", init=init, run=None, Artifact=Recorder, **made)
     return run, begun

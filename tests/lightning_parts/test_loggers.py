@@ -58,7 +58,10 @@ def test_csv_and_tensorboard_in_a_run(tmp_path: Path, parameters: bool) -> None:
         fit.fit(module, loader(), loader(9))
         fit.validate(module, loader(9), verbose=False)
         tensorboard = [Path(logger.log_dir) for logger in loggers[1:]]
-        named = [(lg.name, lg.version, os.path.relpath(lg.log_dir, root), os.path.relpath(lg.root_dir, root)) for lg in loggers]
+        named = [
+            (lg.name, lg.version, os.path.relpath(lg.log_dir, root), os.path.relpath(lg.root_dir, root))
+            for lg in loggers
+        ]
         return {
             "rows": rows(root / "c" / "version_0" / "metrics.csv"),
             "events": [events(folder) for folder in tensorboard],
@@ -145,7 +148,9 @@ class Saved:
 
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = put_mlflow(monkeypatch)
-    logger = ours.loggers.MLFlowLogger("mine", run_name="n", save_dir=str(tmp_path), tags={"a": 1}, prefix="p", log_model=True)
+    logger = ours.loggers.MLFlowLogger(
+        "mine", run_name="n", save_dir=str(tmp_path), tags={"a": 1}, prefix="p", log_model=True
+    )
     assert client.calls == [] and logger.save_dir == str(tmp_path), "nothing happens before the first use"
     logger.log_hyperparams({f"k{i}": i for i in range(150)} | {"deep": {"x": "y" * 300}})
     with pytest.warns(UserWarning, match="is written as p-ab"):
@@ -173,7 +178,9 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, begun = put_wandb(monkeypatch)
-    logger = ours.loggers.WandbLogger(name="n", save_dir=tmp_path, version="v", project="p", prefix="x", log_model="all", tags=["t"])
+    logger = ours.loggers.WandbLogger(
+        name="n", save_dir=tmp_path, version="v", project="p", prefix="x", log_model="all", tags=["t"]
+    )
     assert begun == [] and (logger.name, logger.version, logger.save_dir) == ("p", "v", str(tmp_path))
     logger.log_hyperparams({"lr": 0.1, "inner": {"f": len}})
     logger.log_metrics({"a": 1.0}, step=3)
@@ -189,7 +196,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert logged[1]["x-pictures"][1] == ("Image", ("two",), {"caption": "2"})
     assert logged[2]["x-words"][0] == "Table"
     assert run.named("watch")[0][1]["log"] == "all"
-    ((artifact,), options), = run.named("log_artifact")
+    (((artifact,), options),) = run.named("log_artifact")
     assert artifact.name == "model-w1" and options == {"aliases": ["latest", "best"]}
     assert artifact.named("add_file")[0][0] == (str(tmp_path / "best.ckpt"),)
     assert logger.version == "w1"

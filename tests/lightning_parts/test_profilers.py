@@ -40,16 +40,33 @@ def test_actions_and_files_are_those_of_lightning(tmp_path: Path) -> None:
         fit.predict(module, loader(9))
         calls = {name: len(found) for name, found in profiler.recorded_durations.items()}
         wanted = [
-            "run_training_epoch", "run_training_batch", "training_step", "validation_step", "predict_step", "backward",
-            "optimizer_step", "on_train_batch_end", "mine",
+            "run_training_epoch",
+            "run_training_batch",
+            "training_step",
+            "validation_step",
+            "predict_step",
+            "backward",
+            "optimizer_step",
+            "on_train_batch_end",
+            "mine",
         ]
         named = [name for name in calls if name.endswith(("Watch.on_train_batch_end", "Module.optimizer_step"))]
         found = (folder / "fit-report.txt").read_text()
         return {
-            "calls": {w: sum(n for name, n in calls.items() if name == w or name.endswith(f"Watch.{w}" if w == "on_train_batch_end" else f".{w}")) for w in wanted},
+            "calls": {
+                w: sum(
+                    n
+                    for name, n in calls.items()
+                    if name == w or name.endswith(f"Watch.{w}" if w == "on_train_batch_end" else f".{w}")
+                )
+                for w in wanted
+            },
             "named": sorted(named),
             "files": sorted(os.listdir(folder)),
-            "report": [found.splitlines()[0], *[word in found for word in ("Action", "Num calls", "Percentage %", "100 %")]],
+            "report": [
+                found.splitlines()[0],
+                *[word in found for word in ("Action", "Num calls", "Percentage %", "100 %")],
+            ],
         }
 
     found = compare(run)
@@ -65,7 +82,9 @@ def test_without_a_profiler_nothing_is_put_around_anything(tmp_path: Path) -> No
             owners = (trainer.fit_loop, trainer.strategy, pl_module)
             names = ("_window", "backward", "optimizer_step", "training_step")
             seen.append([name in owner.__dict__ for owner in owners for name in names])
-            seen.append([type(trainer.hooks) is not Hooks, "read" in trainer.train_source.__dict__, trainer.instruments])
+            seen.append(
+                [type(trainer.hooks) is not Hooks, "read" in trainer.train_source.__dict__, trainer.instruments]
+            )
 
     fit = trainer(ours, tmp_path, callbacks=[Look()], max_epochs=1)
     fit.fit(classifier(ours), loader())

@@ -9,9 +9,9 @@ from drivetrain.logger import first_worker_experiment
 rank_zero_experiment = first_worker_experiment  # what own loggers decorate ``experiment`` with
 
 NAMES = {
-    "CSVLogger": "csv",
+    "CSVLogger": "lightning_csv",
     "MLFlowLogger": "mlflow",
-    "TensorBoardLogger": "tensorboard",
+    "TensorBoardLogger": "lightning_tensorboard",
     "WandbLogger": "wandb",
 }
 NOT_OFFERED = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drivetrain.lightning.plugin_names import finder
-from drivetrain.profiler import Profiler as PassThroughProfiler
+from drivetrain.profiler import PassThroughProfiler as PassThroughProfiler
 from drivetrain.profiler import Profiler as Profiler
 
 NAMES = {

@@ -138,7 +138,7 @@ class Trainer(drivetrain.trainer.Trainer):
         self.default_root_dir = os.fspath(self.default_root_dir)  # type: ignore[assignment]
 
     @property
-    def log_dir(self) -> str | None:  # type: ignore[override]
+    def log_dir(self) -> str | None:
         """Folder of the first logger, as text."""
         found = super().log_dir
         return None if found is None else os.fspath(found)

@@ -6,7 +6,8 @@ from drivetrain.callback import Callback
 
 
 class Checkpoint(Callback):
-    """The base of callbacks that save; what the others changed is in the checkpoint, as these are called after them."""
+    """The base of callbacks that save; what the others changed is in the checkpoint, as these are called after them.
+    No default one is added beside it."""
 
     saves_checkpoints = True
     monitors = True

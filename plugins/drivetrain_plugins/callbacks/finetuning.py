@@ -65,7 +65,7 @@ class BaseFinetuning(Callback):
     def filter_params(
         modules: nn.Module | Iterable[Any], train_bn: bool = True, requires_grad: bool = True
     ) -> Generator[nn.Parameter, None, None]:
-        """The parameters of ``modules`` whose ``requires_grad`` is the given; without BatchNorms if not ``train_bn``."""
+        """The parameters of ``modules`` with this ``requires_grad``; without BatchNorms if not ``train_bn``."""
         for module in BaseFinetuning.flatten_modules(modules):
             if train_bn or not isinstance(module, _BatchNorm):
                 yield from (p for p in module.parameters(recurse=False) if p.requires_grad is requires_grad)
@@ -166,10 +166,10 @@ class BaseFinetuning(Callback):
         self._tracking = state_dict.get("tracking", [])
         self._epoch = state_dict.get("epoch", -1)
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
+    def before_restore(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
         """Before optimizers get their states: the groups that had been added, and what was trained."""
         saved = checkpoint.get("callbacks", {}).get(self.state_key)
-        if trainer.stage != "fit" or not saved:
+        if not saved:
             return
         named, added = dict(pl_module.named_parameters()), []
         for index, optimizer in enumerate(trainer.optimizers):

@@ -44,6 +44,8 @@ class LearningRateMonitor(Callback):
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay
         self.lrs: dict[str, list[float]] = {}
+        self.last_momentum_values: dict[str, float | None] = {}
+        self.last_weight_decay_values: dict[str, float | None] = {}
         self._names: list[tuple[str, Optimizer, str]] = []  # name, optimizer, interval
         self._logged_step = -1
 
@@ -55,6 +57,8 @@ class LearningRateMonitor(Callback):
             for name, optimizer, _ in self._names
             for key in (_group_name(name, optimizer, index) for index in range(len(optimizer.param_groups)))
         }
+        self.last_momentum_values = {f"{key}-momentum": None for key in self.lrs}
+        self.last_weight_decay_values = {f"{key}-weight_decay": None for key in self.lrs}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self.logging_interval == "epoch":
@@ -71,7 +75,7 @@ class LearningRateMonitor(Callback):
     def _log(self, trainer: Trainer, interval: str, step: int) -> None:
         found: dict[str, float] = {}
         for name, optimizer, its_interval in self._names:
-            if self.logging_interval is not None or its_interval == interval:
+            if self.logging_interval is not None or its_interval in (interval, "any"):
                 found.update(self._read(name, optimizer))
         if not found:
             return
@@ -85,29 +89,29 @@ class LearningRateMonitor(Callback):
         for index, group in enumerate(optimizer.param_groups):
             key = _group_name(name, optimizer, index)
             found[key] = float(group["lr"])
-            self.lrs[key].append(found[key])
+            self.lrs.setdefault(key, []).append(found[key])  # groups may join while training runs
             if self.log_momentum:
                 momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
                 found[f"{key}-momentum"] = float(momentum)
+                self.last_momentum_values[f"{key}-momentum"] = float(momentum)
             if self.log_weight_decay:
-                found[f"{key}-weight_decay"] = float(group.get("weight_decay", 0.0))
+                found[f"{key}-weight_decay"] = decay = float(group.get("weight_decay", 0.0))
+                self.last_weight_decay_values[f"{key}-weight_decay"] = decay
         return found
 
 
 def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
-    """``(name, optimizer, interval)`` of every optimizer; the interval is its first scheduler's, else ``"step"``."""
-    schedulers: dict[int, Any] = {}
-    for config in trainer.lr_scheduler_configs:
-        schedulers.setdefault(id(config.scheduler.optimizer), config)
+    """``(name, optimizer, interval)`` for every scheduler, then for every optimizer that has none (interval "any")."""
+    scheduled = [(c.scheduler.optimizer, c.name, c.interval) for c in trainer.lr_scheduler_configs]
+    known = {id(optimizer) for optimizer, _, _ in scheduled}
+    others = [getattr(wrapper, "optimizer", wrapper) for wrapper in trainer.optimizers]  # a loop may hand out wrappers
+    scheduled += [(optimizer, None, "any") for optimizer in others if id(optimizer) not in known]
     named: list[tuple[str, Optimizer, str]] = []
     seen = Counter[str]()
-    for wrapper in trainer.optimizers:
-        optimizer = getattr(wrapper, "optimizer", wrapper)  # loops may hand out a wrapper for manual optimisation
-        found = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
-        base = (found.name if found is not None else None) or f"lr-{type(optimizer).__name__}"
-        name = f"{base}-{seen[base]}" if seen[base] else base
+    for optimizer, given, interval in scheduled:
+        base = given or f"lr-{type(optimizer).__name__}"
+        named.append((f"{base}-{seen[base]}" if seen[base] else base, optimizer, interval))
         seen[base] += 1
-        named.append((name, optimizer, "step" if found is None else found.interval))
     return named
 
 

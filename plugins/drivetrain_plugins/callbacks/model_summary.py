@@ -91,8 +91,8 @@ class Summary:
             for handle in handles:
                 handle.remove()
 
-    def table(self) -> Table:
-        table = Table(box=None, header_style="bold", pad_edge=False)
+    def table(self, **looks: Any) -> Table:
+        table = Table(**{"box": None, "header_style": "bold", "pad_edge": False, **looks})
         table.add_column("Name")
         table.add_column("Type")
         table.add_column("Params", justify="right")
@@ -121,6 +121,7 @@ class ModelSummary(Callback):
 
     Args:
         max_depth: levels of children to show; 0 prints totals only, -1 everything.
+        summarize_kwargs: keywords of ``rich``'s table (``header_style="bold"``).
 
     Raises:
         ConfigurationError: a depth below -1.
@@ -128,10 +129,11 @@ class ModelSummary(Callback):
 
     rank_zero_only = True
 
-    def __init__(self, max_depth: int = 1) -> None:
+    def __init__(self, max_depth: int = 1, **summarize_kwargs: Any) -> None:
         if max_depth < -1:
             raise ConfigurationError(f"ModelSummary(max_depth={max_depth}): use -1 for all levels or 0 and more.")
         self.max_depth = max_depth
+        self._summarize_kwargs = summarize_kwargs
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not trainer.is_global_zero:
@@ -141,8 +143,12 @@ class ModelSummary(Callback):
         console = Console(soft_wrap=False)
         width = None if console.is_terminal else 160
         if summary.rows:
-            console.print(summary.table(), width=width)
+            console.print(summary.table(**self._summarize_kwargs), width=width)
         console.print(summary.totals(), markup=False, highlight=False)
+
+
+class RichModelSummary(ModelSummary):
+    """The same under Lightning's other name: tables are rich's here in any case."""
 
 
 def _count(module: nn.Module) -> tuple[int, int]:

@@ -6,21 +6,55 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
-from drivetrain.callback import Callback
+from drivetrain_plugins.callbacks.progress_base import ProgressBar
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
 
-class RichProgressBar(Callback):
+@dataclass
+class RichProgressBarTheme:
+    """Styles of the bar's parts, as rich writes them, and how metrics are written; fields are Lightning's.
+
+    Attributes:
+        description, progress_bar, progress_bar_finished, progress_bar_pulse, batch_progress, time, processing_speed,
+            metrics: styles.
+        metrics_text_delimiter: between two metrics.
+        metrics_format: of a number.
+    """
+
+    description: StyleType = ""
+    progress_bar: StyleType = "bar.complete"
+    progress_bar_finished: StyleType = "bar.finished"
+    progress_bar_pulse: StyleType = "bar.pulse"
+    batch_progress: StyleType = "progress.download"
+    time: StyleType = "progress.elapsed"
+    processing_speed: StyleType = "dim"
+    metrics: StyleType = "italic"
+    metrics_text_delimiter: str = "  "
+    metrics_format: str = ".4f"
+
+
+class RichProgressBar(ProgressBar):
     """On the first worker only: a bar for the epoch with steps, steps per second and the metrics logged with
     ``prog_bar=True``; validation, test and prediction as bars below it.
 
@@ -33,17 +67,30 @@ class RichProgressBar(Callback):
     first shown.
 
     Args:
-        interval: seconds between two draws.
+        refresh_rate: batches between two draws, sooner where a second has passed; 0 for no bar at all.
         leave: keep each epoch's bar on the screen.
+        theme: styles, and how metrics are written.
+        console_kwargs: for rich's ``Console``.
+        interval: seconds between two draws at least.
         console: where to draw; default the standard output.
     """
 
-    rank_zero_only = True
     monitors = True
 
-    def __init__(self, interval: float = 0.1, leave: bool = False, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        refresh_rate: int = 1,
+        leave: bool = False,
+        theme: RichProgressBarTheme | None = None,
+        console_kwargs: dict[str, Any] | None = None,
+        interval: float = 0.1,
+        console: Console | None = None,
+    ) -> None:
+        self._refresh_rate = refresh_rate
         self._interval = interval
         self._leave = leave
+        self.theme = RichProgressBarTheme() if theme is None else theme
+        self._console_kwargs = console_kwargs or {}
         self._given = console
         self._console: Console | None = console
         self._progress: Progress | None = None
@@ -61,13 +108,38 @@ class RichProgressBar(Callback):
     @property
     def console(self) -> Console:
         if self._console is None:
-            self._console = Console(file=sys.stdout)
+            self._console = Console(**{"file": sys.stdout, **self._console_kwargs})
         return self._console
+
+    @property
+    def refresh_rate(self) -> int:
+        return self._refresh_rate
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._enabled and self._refresh_rate > 0
 
     @property
     def live(self) -> bool:
         """Whether there is a screen to draw on."""
-        return self.console.is_terminal or self.console.is_jupyter
+        return self.is_enabled and (self.console.is_terminal or self.console.is_jupyter)
+
+    def columns(self) -> list[ProgressColumn | str]:
+        """The parts of a line."""
+        theme = self.theme
+        return [
+            SpinnerColumn(finished_text=" "),
+            TextColumn("{task.description}", style=theme.description),
+            BarColumn(
+                complete_style=theme.progress_bar,
+                finished_style=theme.progress_bar_finished,
+                pulse_style=theme.progress_bar_pulse,
+            ),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[rate]}", style=theme.processing_speed),
+            TextColumn("{task.fields[metrics]}", style=theme.metrics, markup=False),
+        ]
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print above the bar."""
@@ -75,17 +147,7 @@ class RichProgressBar(Callback):
 
     def _bar(self) -> Progress:
         if self._progress is None:
-            self._progress = Progress(
-                SpinnerColumn(finished_text=" "),
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[rate]}", style="dim"),
-                TextColumn("{task.fields[metrics]}", style="italic", markup=False),
-                console=self.console,
-                auto_refresh=False,
-            )
+            self._progress = Progress(*self.columns(), console=self.console, auto_refresh=False)
             self._progress.start()
         return self._progress
 
@@ -96,10 +158,11 @@ class RichProgressBar(Callback):
         self._console = self._given
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_progress": None, "_train": None, "_evaluation": None, "_console": None}
+        return {**super().__getstate__(), "_progress": None, "_train": None, "_evaluation": None, "_console": None}
 
     # -- training -----------------------------------------------------------------------------------------------
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         self._fitting = stage == "fit"
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
@@ -112,7 +175,9 @@ class RichProgressBar(Callback):
                     bar.stop_task(self._train)
                 else:
                     bar.remove_task(self._train)
-            self._train = bar.add_task(_epoch(trainer), total=_total(trainer.num_training_batches), rate="", metrics="")
+            self._train = bar.add_task(
+                self._epoch(trainer), total=_total(trainer.num_training_batches), rate="", metrics=""
+            )
             bar.refresh()
 
     def on_train_batch_end(
@@ -121,9 +186,18 @@ class RichProgressBar(Callback):
         self._done += 1
         if self._train is not None:
             now = time.monotonic()
-            if now - self._drawn >= self._interval:
+            if self._due(self._done, now):
                 self._drawn = now
                 self._draw_training(trainer, batch_idx + 1)
+
+    def _due(self, batches: int, now: float) -> bool:
+        """Whether to draw after so many batches."""
+        passed = now - self._drawn
+        return passed >= self._interval and (passed >= 1.0 or batches % self._refresh_rate == 0)
+
+    def _text(self, trainer: Trainer) -> str:
+        metrics = self.get_metrics(trainer, trainer.lightning_module)
+        return _metrics_text(metrics, self.theme.metrics_text_delimiter, self.theme.metrics_format)
 
     def _draw_training(self, trainer: Trainer, completed: int) -> None:
         if self._progress is None or self._train is None:
@@ -133,7 +207,7 @@ class RichProgressBar(Callback):
         boundary = trainer.global_step // trainer.log_every_n_steps
         if boundary != self._shown_step:  # metrics are read at log boundaries only: reading may wait for the device
             self._shown_step = boundary
-            fields["metrics"] = _metrics_text(trainer.progress_bar_metrics)
+            fields["metrics"] = self._text(trainer)
         self._progress.update(self._train, completed=completed, **fields)
         self._progress.refresh()
 
@@ -142,17 +216,22 @@ class RichProgressBar(Callback):
             self._shown_step = -1
             total = trainer.num_training_batches
             self._draw_training(trainer, self._done if math.isinf(total) else max(self._done, int(total)))
-        elif not self.live:
+        elif self.is_enabled and not self.live:
             parts = [
-                _epoch(trainer),
+                self._epoch(trainer),
                 f"step {trainer.global_step}",
-                _metrics_text(trainer.progress_bar_metrics),
+                self._text(trainer),
                 f"{time.monotonic() - self._epoch_start:.1f}s",
             ]
             print("  ".join(part for part in parts if part), file=self.console.file, flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._stop()
+
+    def _epoch(self, trainer: Trainer) -> str:
+        last = trainer.max_epochs
+        number = f"{self.train_description} {trainer.current_epoch + 1}"
+        return number if last is None or last < 0 else f"{number}/{last}"
 
     # -- evaluation ---------------------------------------------------------------------------------------------
     def _start_evaluation(self, description: str, batches: list[int | float] | int | float | None) -> None:
@@ -167,7 +246,7 @@ class RichProgressBar(Callback):
         self._evaluated += 1
         if self._evaluation is not None:
             now = time.monotonic()
-            if now - self._drawn >= self._interval and self._progress is not None:
+            if self._progress is not None and self._due(self._evaluated, now):
                 self._drawn = now
                 self._progress.update(self._evaluation, completed=self._evaluated)
                 self._progress.refresh()
@@ -185,9 +264,9 @@ class RichProgressBar(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if trainer.sanity_checking:
-            self._start_evaluation("sanity check", getattr(trainer, "num_sanity_val_batches", None))
+            self._start_evaluation(self.sanity_check_description, getattr(trainer, "num_sanity_val_batches", None))
         else:
-            self._start_evaluation("validation", trainer.num_val_batches)
+            self._start_evaluation(self.validation_description, trainer.num_val_batches)
             self._before = dict(trainer.callback_metrics)
 
     def on_validation_batch_end(
@@ -207,7 +286,7 @@ class RichProgressBar(Callback):
             self._table("validate", trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._start_evaluation("test", trainer.num_test_batches)
+        self._start_evaluation(self.test_description, trainer.num_test_batches)
         self._before = dict(trainer.callback_metrics)
 
     def on_test_batch_end(
@@ -226,7 +305,7 @@ class RichProgressBar(Callback):
         self._table("test", trainer)
 
     def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._start_evaluation("predict", getattr(trainer, "num_predict_batches", None))
+        self._start_evaluation(self.predict_description, getattr(trainer, "num_predict_batches", None))
 
     def on_predict_batch_end(
         self,
@@ -264,12 +343,6 @@ class RichProgressBar(Callback):
         self._fitting = False
 
 
-def _epoch(trainer: Trainer) -> str:
-    last = trainer.max_epochs
-    number = trainer.current_epoch + 1
-    return f"epoch {number}" if last is None or last < 0 else f"epoch {number}/{last}"
-
-
 def _total(batches: list[int | float] | int | float | None) -> float | None:
     """Batches of all loaders together; None (a bar without an end) where that is not known."""
     if batches is None:
@@ -278,5 +351,8 @@ def _total(batches: list[int | float] | int | float | None) -> float | None:
     return None if math.isinf(total) else total
 
 
-def _metrics_text(metrics: Mapping[str, Any]) -> str:
-    return "  ".join(f"{name}={float(value):.4f}" for name, value in metrics.items())
+def _metrics_text(metrics: Mapping[str, Any], delimiter: str, number: str) -> str:
+    def one(value: Any) -> str:
+        return str(value) if isinstance(value, (str, int)) else format(float(value), number)
+
+    return delimiter.join(f"{name}={one(value)}" for name, value in metrics.items())

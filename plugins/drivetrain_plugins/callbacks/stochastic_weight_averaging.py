@@ -54,7 +54,7 @@ class StochasticWeightAveraging(Callback):
         annealing_epochs: int = 10,
         annealing_strategy: str = "cos",
         avg_fn: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
-        device: torch.device | str | None = torch.device("cpu"),
+        device: torch.device | str | None = "cpu",
     ) -> None:
         name = type(self).__name__
         whole = isinstance(swa_epoch_start, int)
@@ -246,10 +246,10 @@ class StochasticWeightAveraging(Callback):
         self._scheduler_state = state_dict["scheduler_state"]
         self._average = dict(state_dict["average_model_state"] or {})
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
+    def before_restore(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
         """Before schedulers get their states: the one that was taken over must not get another's."""
         saved = checkpoint.get("callbacks", {}).get(self.state_key)
-        if trainer.stage == "fit" and saved and saved["scheduler_state"] is not None:
+        if saved and saved["scheduler_state"] is not None:
             trainer.lr_scheduler_configs.clear()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
+from drivetrain_plugins.callbacks.throughput import Throughput
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
+
+
+@dataclass
+class _Stage:
+    """What a stage has done so far."""
+
+    throughput: Throughput
+    began: float = field(default_factory=lambda: time.perf_counter())  # noqa: PLW0108  (looked up when called)
+    batches: int = 0
+    samples: int = 0
+    lengths: int | None = None
 
 
 class ThroughputMonitor(Callback):
@@ -19,13 +33,29 @@ class ThroughputMonitor(Callback):
     the mean rate is right. Left out are the first batch (lazy initialisation,
     compilation) and what lies between epochs and around validation: only from a batch's start on does the clock run.
 
+    With ``batch_size_fn`` it logs, instead, what Lightning's does, for every stage: totals and, over a window of
+    batches, ``train/device/samples_per_sec`` and so on (see :class:`Throughput`); ``pl_module.flops_per_batch`` gives
+    operations per second too. The device is not waited for in this case either.
+
+    Args:
+        batch_size_fn: samples of a batch.
+        length_fn: items (tokens) in a batch.
+        kwargs: for :class:`Throughput`: ``window_size``, ``separator``, ``available_flops``.
+
     Attributes:
         samples_per_second: mean over the run so far, 0.0 before the second batch.
     """
 
     rank_zero_only = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        batch_size_fn: Callable[[Any], int] | None = None,
+        length_fn: Callable[[Any], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.batch_size_fn, self.length_fn, self.kwargs = batch_size_fn, length_fn, kwargs
+        self._stages: dict[str, _Stage] = {}
         self._reset(0)
 
     def _reset(self, step: int) -> None:
@@ -44,6 +74,7 @@ class ThroughputMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._reset(trainer.global_step)
+        self._begin(trainer, "train")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self._since is None and self._warm:
@@ -52,6 +83,7 @@ class ThroughputMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._count(trainer, pl_module, "train", batch, trainer.batches_stepped - 1, trainer.between_steps)
         step = trainer.global_step
         if not self._warm:
             self._warm, self._since, self._step = True, time.perf_counter(), step
@@ -67,7 +99,7 @@ class ThroughputMonitor(Callback):
 
     def _log(self, trainer: Trainer, step: int) -> None:
         self._pause()
-        if self._seconds > 0:
+        if self._seconds > 0 and self.batch_size_fn is None:
             rates = {
                 "samples_per_second": self._samples / self._seconds,
                 "batches_per_second": self._batches / self._seconds,
@@ -87,6 +119,81 @@ class ThroughputMonitor(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._pause()
+        self._begin(trainer, "validate")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if "train" in self._stages and "validate" in self._stages:
+            self._stages["train"].began += time.perf_counter() - self._stages["validate"].began  # it stood still
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not trainer.sanity_checking:
+            self._count(trainer, pl_module, "validate", batch, None)
+
+    def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._begin(trainer, "test")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._count(trainer, pl_module, "test", batch, None)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._begin(trainer, "predict")
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._count(trainer, pl_module, "predict", batch, None)
+
+    # -- with batch_size_fn -------------------------------------------------------------------------------------
+    def _begin(self, trainer: Trainer, stage: str) -> None:
+        if self.batch_size_fn is not None and not trainer.sanity_checking:
+            self._stages[stage] = _Stage(Throughput(world_size=trainer.world_size, **self.kwargs))
+
+    def _count(
+        self, trainer: Trainer, pl_module: TrainModule, stage: str, batch: Any, step: int | None, whole: bool = True
+    ) -> None:
+        """Count a batch, and log where a log boundary falls on it; ``step`` None: the batches of the stage so far."""
+        if self.batch_size_fn is None:
+            return
+        known = self._stages[stage]
+        known.batches += 1
+        known.samples += self.batch_size_fn(batch)
+        if self.length_fn is not None:
+            known.lengths = (known.lengths or 0) + self.length_fn(batch)
+        known.throughput.update(
+            time=time.perf_counter() - known.began,
+            batches=known.batches,
+            samples=known.samples,
+            lengths=known.lengths,
+            flops=getattr(pl_module, "flops_per_batch", None),
+        )
+        done = trainer.batches_stepped + (step is None)
+        if whole and done % trainer.log_every_n_steps == 0:
+            join = known.throughput.separator
+            found = {f"{stage}{join}{name}": value for name, value in known.throughput.compute().items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(found, step=known.batches if step is None else step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._pause()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +37,7 @@ class WeightAveraging(Callback):
         self._use_buffers = use_buffers
         self._kwargs = kwargs
         self._average_model: AveragedModel | None = None
+        self._loaded: dict[str, Any] | None = None  # the average of the checkpoint that training goes on from
         self._latest_update_step = 0
         self._latest_update_epoch = -1
 
@@ -49,38 +49,34 @@ class WeightAveraging(Callback):
     # -- the run ------------------------------------------------------------------------------------------------
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
         if stage == "fit":
-            self._average_model = None
+            self._average_model = self._loaded = None
             self._latest_update_step, self._latest_update_epoch = trainer.global_step, -1
 
-    def _average(self, trainer: Trainer, pl_module: TrainModule) -> AveragedModel:
-        """The average, made of the weights as they are where there is none yet. Not in ``setup``: the module is built
-        completely and in its number format only when the strategy has it."""
-        if self._average_model is None:
-            with torch.inference_mode(False):
-                self._average_model = AveragedModel(
-                    pl_module, self._device or trainer.strategy.device, use_buffers=self._use_buffers, **self._kwargs
-                )
-        return self._average_model
-
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._average(trainer, pl_module)
+        """Begin with the weights as they are. Not in ``setup``: the module is built completely, and in its number
+        format, only when the strategy has it."""
+        device = self._device or trainer.strategy.device
+        self._average_model = AveragedModel(pl_module, device, use_buffers=self._use_buffers, **self._kwargs)
+        if self._loaded is not None:
+            self._average_model.load_state_dict(self._loaded, strict=False)
+            self._loaded = None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
-            self._average(trainer, pl_module).update_parameters(pl_module)
+            self._averaged().update_parameters(pl_module)
             self._latest_update_step = step
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         epoch = trainer.current_epoch
         if epoch > self._latest_update_epoch and self.should_update(epoch_idx=epoch):
-            self._average(trainer, pl_module).update_parameters(pl_module)
+            self._averaged().update_parameters(pl_module)
             self._latest_update_epoch = epoch
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        for average, current in _pairs(self._average(trainer, pl_module), pl_module):
+        for average, current in _pairs(self._averaged(), pl_module):
             current.data.copy_(average.data)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
@@ -113,19 +109,19 @@ class WeightAveraging(Callback):
         checkpoint["averaging_state"] = {n: v for n, v in state.items() if not n.startswith("module.")}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
-        """For training: the average from ``state_dict``, in whose place comes what training goes on from."""
-        if trainer.stage != "fit":
-            return
-        average = self._average(trainer, pl_module)
-        if "current_model_state" not in checkpoint:  # saved without this callback: average and weights begin alike
-            average.module.load_state_dict(deepcopy(checkpoint["state_dict"]), strict=False)
-            return
-        weights = {f"module.{name}": value for name, value in checkpoint["state_dict"].items()}
-        average.load_state_dict({**weights, **checkpoint["averaging_state"]})
-        checkpoint["state_dict"] = checkpoint["current_model_state"]
+        """For training: ``state_dict`` is the average, in whose place comes what training goes on from. Of a checkpoint
+        saved without this callback average and weights begin alike."""
+        if trainer.stage == "fit" and "current_model_state" in checkpoint:
+            weights = {f"module.{name}": value for name, value in checkpoint["state_dict"].items()}
+            self._loaded = {**weights, **checkpoint["averaging_state"]}
+            checkpoint["state_dict"] = checkpoint["current_model_state"]
+
+    def _averaged(self) -> AveragedModel:
+        assert self._average_model is not None
+        return self._average_model
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_average_model": None}
+        return {**self.__dict__, "_average_model": None, "_loaded": None}
 
 
 class EMAWeightAveraging(WeightAveraging):

@@ -123,7 +123,9 @@ class WandbLogger(Logger):
     def save_dir(self) -> str | None:
         return self._wandb_init["dir"]
 
-    def watch(self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True) -> None:
+    def watch(
+        self, model: nn.Module, log: str | None = "gradients", log_freq: int = 100, log_graph: bool = True
+    ) -> None:
         """Log gradients, parameters (``log="all"``) and the graph of ``model``."""
         self.experiment.watch(model, log=log, log_freq=log_freq, log_graph=log_graph)
 

@@ -16,11 +16,8 @@ from torch.profiler import ProfilerAction, ProfilerActivity
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.profiler import Profiler
 
-SORT_KEYS = tuple(
-    f"{prefix}{device}_{what}"
-    for device in ("cpu", "cuda")
-    for prefix, what in (("", "time"), ("", "time_total"), ("", "memory_usage"), ("self_", "memory_usage"))
-) + ("count",)
+_COLUMNS = ("{}_time", "{}_time_total", "{}_memory_usage", "self_{}_memory_usage")
+SORT_KEYS = (*(column.format(device) for device in ("cpu", "cuda") for column in _COLUMNS), "count")
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -79,11 +76,15 @@ class PyTorchProfiler(Profiler):
         self._options = options
         self._sort_by_key = sort_by_key or f"{'cuda' if cuda else 'cpu'}_time_total"
         if self._sort_by_key not in SORT_KEYS:
-            raise ConfigurationError(f"PyTorchProfiler(sort_by_key={sort_by_key!r}): {nearest(str(sort_by_key), SORT_KEYS)}")
+            raise ConfigurationError(
+                f"PyTorchProfiler(sort_by_key={sort_by_key!r}): {nearest(str(sort_by_key), SORT_KEYS)}"
+            )
         self._table_kwargs = dict(table_kwargs or {})
         for name in ("sort_by", "row_limit"):
             if name in self._table_kwargs:
-                raise ConfigurationError(f"PyTorchProfiler(table_kwargs): {name} is an argument of the profiler itself.")
+                raise ConfigurationError(
+                    f"PyTorchProfiler(table_kwargs): {name} is an argument of the profiler itself."
+                )
         self._group_by_input_shapes = group_by_input_shapes and options.get("record_shapes", False)
         self._emit_nvtx = emit_nvtx
         self._export_to_chrome = export_to_chrome

@@ -65,7 +65,9 @@ class SimpleProfiler(Profiler):
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = ["|  " + "  |  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) + "  |"
-             for row in [header, *rows]]
+    lines = [
+        "|  " + "  |  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) + "  |"
+        for row in [header, *rows]
+    ]
     rule = "-" * len(lines[0])
     return "\n".join([rule, lines[0], rule, *lines[1:], rule])

@@ -1,0 +1,105 @@
+"""DeviceStatsMonitor: memory and load of the device, logged at the starts and ends of batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+    from drivetrain.trainer import Trainer
+
+
+class DeviceStatsMonitor(Callback):
+    """Keys are Lightning's: ``DeviceStatsMonitor.on_train_batch_start/cpu_percent`` and so on, at log boundaries.
+
+    On GPUs these are ``torch.cuda.memory_stats``; on CPUs the load and the memory in use, in per cent, of the machine.
+
+    Args:
+        cpu_stats: True: of the CPUs beside a GPU too; False: never; None: where training runs on CPUs.
+
+    Raises:
+        ConfigurationError: the Trainer has no logger; psutil is not installed.
+    """
+
+    rank_zero_only = True
+
+    def __init__(self, cpu_stats: bool | None = None) -> None:
+        self._cpu_stats = cpu_stats
+
+    def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
+        if stage == "fit" and not trainer.loggers:
+            raise ConfigurationError("DeviceStatsMonitor has nowhere to log to: give the Trainer a logger.")
+        if self._cpu_stats or (self._cpu_stats is None and trainer.strategy.device.type == "cpu"):
+            _cpu()
+
+    def _log(self, trainer: Trainer, hook: str, step: int) -> None:
+        if (step + 1) % trainer.log_every_n_steps:
+            return
+        device = trainer.strategy.device
+        found: dict[str, float] = {}
+        if device.type == "cuda":
+            found |= torch.cuda.memory_stats(device)
+        if self._cpu_stats or (self._cpu_stats is None and device.type == "cpu"):
+            found |= _cpu()
+        for logger in trainer.loggers if found else []:
+            prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
+            logger.log_metrics({f"{prefix}{name}": float(value) for name, value in found.items()}, step=step)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
+        self._log(trainer, "on_train_batch_start", trainer.batches_stepped)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._log(trainer, "on_train_batch_end", trainer.batches_stepped - trainer.between_steps)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._log(trainer, "on_validation_batch_start", trainer.batches_stepped)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._log(trainer, "on_validation_batch_end", trainer.batches_stepped)
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._log(trainer, "on_test_batch_start", trainer.batches_stepped)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._log(trainer, "on_test_batch_end", trainer.batches_stepped)
+
+
+def _cpu() -> dict[str, float]:
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            "DeviceStatsMonitor reads the CPUs with the package psutil: pip install psutil"
+        ) from None
+    return {
+        "cpu_vm_percent": psutil.virtual_memory().percent,
+        "cpu_percent": psutil.cpu_percent(),
+        "cpu_swap_percent": psutil.swap_memory().percent,
+    }

@@ -1,0 +1,90 @@
+"""Trial: some training steps within a run that leave no trace in it: weights, counters, metrics, random numbers."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drivetrain import session
+from drivetrain.callback import Callback
+from drivetrain.checkpoint import rng
+from drivetrain.hooks import Hooks
+from drivetrain.loops.fit import FitLoop
+from drivetrain.sharding import BatchSource
+from drivetrain.timing import Timing
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+_KEPT = (
+    "fit_loop", "hooks", "metrics", "by_step", "_shown", "agreed_metrics", "loggers", "callbacks", "max_steps",
+    "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
+    "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch",
+)  # fmt: skip
+
+
+class Trial:
+    """A context within which :meth:`train` may be called, from a hook of a run that has its optimizers.
+
+    The module's hooks are called as in training; callbacks are those given here, loggers there are none. What the run
+    was is put back on leaving, also after an error.
+
+    Args:
+        trainer: of the run.
+        callbacks: of the trial.
+    """
+
+    def __init__(self, trainer: Trainer, callbacks: list[Callback]) -> None:
+        self.trainer, self.callbacks = trainer, callbacks
+
+    def __enter__(self) -> Trial:
+        trainer, strategy = self.trainer, self.trainer.strategy
+        self._kept = {name: getattr(trainer, name) for name in _KEPT}
+        self._counters = trainer.fit_loop.counters()
+        self.optimizers = trainer.fit_loop.optimizers
+        with torch.no_grad():
+            self._state = deepcopy(strategy.state_dict(self.optimizers))
+            self._own = deepcopy(strategy.own_state())
+        self._schedules = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
+        self._random = rng.capture()
+        trainer.loggers, trainer.callbacks, trainer.validation = [], self.callbacks, None
+        trainer.min_epochs = trainer.min_steps = None
+        trainer.log_every_n_steps = 1  # the ranks agree after every step
+        trainer._shown = {"callback": {}, "log": {}, "bar": {}}
+        trainer.agreed_metrics, trainer.timing = {}, Timing()
+        trainer.hooks = Hooks(trainer, trainer.lightning_module, self.callbacks)
+        return self
+
+    def source(self) -> BatchSource:
+        """The training data, asked for anew."""
+        trainer = self.trainer
+        assert trainer.request is not None
+        return session.sources(trainer, trainer.request, "train")[0]
+
+    def train(self, steps: int, source: BatchSource | None = None) -> FitLoop:
+        """Train ``steps`` optimizer steps, fewer where ``max_epochs`` end sooner or a callback asks for a stop; returns
+        the loop that did."""
+        trainer = self.trainer
+        trainer.train_source = self.source() if source is None else source
+        trainer.should_stop, trainer.stop_wish, trainer.loss_curve = False, None, []
+        trainer.metrics, trainer.by_step = trainer.new_metrics(), None
+        loop = trainer.fit_loop = FitLoop(trainer, trainer.train_source, **self._counters)
+        loop.use(self.optimizers)
+        trainer.max_steps = loop.counted_steps + steps
+        loop.run()
+        return loop
+
+    def __exit__(self, *failure: Any) -> None:
+        trainer, strategy = self.trainer, self.trainer.strategy
+        for name, value in self._kept.items():
+            setattr(trainer, name, value)
+        if failure[0] is None or issubclass(failure[0], Exception):
+            strategy.load_state_dict(self._state, self.optimizers)
+            strategy.load_own_state(self._own)
+            for config, state in zip(trainer.lr_scheduler_configs, self._schedules, strict=True):
+                config.scheduler.load_state_dict(state)
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+        rng.restore(self._random)

@@ -1,0 +1,202 @@
+"""The other callbacks: pruning, spikes, device statistics, throughput, learning rates, progress bars, lambdas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn.utils import prune
+
+import drivetrain.lightning as ours
+from drivetrain import registry
+from drivetrain.errors import ConfigurationError
+from drivetrain_plugins.callbacks.progress_bar import RichProgressBarTheme
+from drivetrain_plugins.callbacks.spike_detection import TrainingSpikeException
+from tests.lightning_parts.both import classifier, close, compare, loader, trainer, weights
+
+
+def test_every_name_of_lightning_is_there() -> None:
+    for package in ("callbacks", "loggers", "profilers", "tuner"):
+        module = getattr(ours, package)
+        for name in module.__all__:
+            assert getattr(module, name).__name__ == name, name
+    assert {"backbone_finetuning", "tqdm_progress_bar"} <= set(registry.names("callbacks"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pruning_fn": "l1_unstructured", "amount": 0.3, "use_lottery_ticket_hypothesis": False, "verbose": 2},
+        {"pruning_fn": "l1_unstructured", "amount": lambda epoch: 2 + epoch, "parameter_names": ["weight"],
+         "apply_pruning": lambda epoch: epoch == 1},
+        {"pruning_fn": "ln_structured", "use_global_unstructured": False, "pruning_dim": 0, "pruning_norm": 2,
+         "parameter_names": ["weight"], "apply_pruning": lambda epoch: epoch == 1},
+        {"pruning_fn": prune.L1Unstructured, "amount": 0.5, "prune_on_train_epoch_end": False,
+         "use_lottery_ticket_hypothesis": lambda epoch: epoch == 2,
+         "make_pruning_permanent": False},
+    ],
+)  # fmt: skip
+def test_pruning(tmp_path: Path, options: dict[str, Any]) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        module, path = classifier(L), tmp_path / L.__name__ / "kept.ckpt"
+        keep = L.callbacks.ModelCheckpoint(dirpath=path.parent, filename="kept", save_on_train_epoch_end=True)
+        pruning = L.callbacks.ModelPruning(**options)
+        fit = trainer(L, tmp_path, callbacks=[pruning, keep], enable_checkpointing=True, max_epochs=3)
+        fit.fit(module, loader(), loader(9))
+        saved = torch.load(keep.best_model_path, weights_only=False)["state_dict"]
+        return {"weights": weights(module), "saved": dict(sorted(saved.items()))}
+
+    found = compare(run)["weights"]
+    assert any((value == 0).any() for value in found.values())
+
+
+def test_pruning_under_ddp_is_the_same_on_all_workers_and_resumes(tmp_path: Path) -> None:
+    def fit(epochs: int, path: Any = None, strategy: str = "ddp", devices: int = 2) -> Any:
+        module = classifier(ours)
+        pruning = ours.callbacks.ModelPruning("random_unstructured", amount=0.5, use_lottery_ticket_hypothesis=False)
+        keep = ours.callbacks.ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+        run = trainer(
+            ours, tmp_path, strategy=strategy, devices=devices, callbacks=[pruning, keep], enable_checkpointing=True,
+            max_epochs=epochs,
+        )  # fmt: skip
+        run.fit(module, loader(), ckpt_path=path)
+        return module
+
+    found = weights(fit(1))
+    zeros = sum(int((value == 0).sum()) for value in found.values())
+    assert zeros == sum(value.numel() for value in found.values()) // 2, "a mean of two choices would have fewer"
+    resumed = weights(fit(2, next(tmp_path.glob("epoch=0*")), "auto", 1))
+    assert not close(found, resumed) and found.keys() == resumed.keys()
+
+
+def test_pruning_refuses() -> None:
+    pruning = ours.callbacks.ModelPruning
+    for wrong in ("l1", {"pruning_fn": "ln_structured"}, {"pruning_fn": "l1_unstructured", "amount": "x"}, 3):
+        with pytest.raises(ConfigurationError, match="ModelPruning"):
+            pruning(**wrong) if isinstance(wrong, dict) else pruning(wrong)
+    with pytest.raises(ConfigurationError, match="no Linear of these"):
+        pruning.sanitize_parameters_to_prune(nn.Linear(1, 1), [(nn.Linear(1, 1), "weight")])
+
+
+@pytest.mark.parametrize("options", [{}, {"atol": 0.5, "rtol": None, "window": 3}, {"mode": "max", "rtol": 0.5}])
+def test_spikes(tmp_path: Path, options: dict[str, Any]) -> None:
+    losses = (
+        [1.0, 1.1, 0.9, 1.2, 1.0, 6.0, 1.0] if options.get("mode") != "max" else [4.0, 4.1, 4.2, 0.5, 4.0, 4.0, 4.0]
+    )
+
+    def run(L: Any) -> dict[str, Any]:
+        def step(self: Any, batch: Any, batch_idx: int) -> Any:
+            loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+            return loss - loss.detach() + losses[batch_idx]
+
+        folder = tmp_path / L.__name__
+        spikes = L.callbacks.SpikeDetection(exclude_batches_path=folder, **options)
+        with pytest.raises(Exception, match="batch") as caught:
+            trainer(L, tmp_path, callbacks=[spikes]).fit(classifier(L, training_step=step), loader(28))
+        assert "Spike" in type(caught.value).__name__
+        return {"listed": json.loads((folder / "skip_batches.json").read_text()), "bad": spikes.bad_batches}
+
+    assert compare(run)["bad"]
+    assert issubclass(TrainingSpikeException, RuntimeError) or TrainingSpikeException(3, "x").batch_idx == 3
+
+
+def metrics(root: Path) -> list[dict[str, str]]:
+    with next(root.rglob("metrics.csv")).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_monitors_log_at_the_same_steps(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        root = tmp_path / L.__name__
+        watch = [
+            L.callbacks.DeviceStatsMonitor(),
+            L.callbacks.LearningRateMonitor(log_momentum=True, log_weight_decay=True),
+            L.callbacks.ThroughputMonitor(
+                batch_size_fn=lambda b: len(b[0]), length_fn=lambda b: b[0].numel(), window_size=2
+            ),
+        ]
+        module = classifier(L)
+        module.flops_per_batch = 100
+        fit = trainer(
+            L, root, callbacks=watch, logger=L.loggers.CSVLogger(root), log_every_n_steps=2, accumulate_grad_batches=2
+        )
+        fit.fit(module, loader(32), loader(8))
+        rows = metrics(root)
+        seen = {
+            name: sorted({int(r["step"]) for r in rows if r[name]}) for name in rows[0] if name not in ("step", "epoch")
+        }
+        counted = [(r["train/samples"], r["train/lengths"], r["train/batches"]) for r in rows if r["train/samples"]]
+        return {
+            "steps": {name: seen[name] for name in sorted(seen) if "validat" not in name},
+            "counted": [tuple(map(float, row)) for row in counted],
+            "lrs": {name: set(values) for name, values in watch[1].lrs.items()},
+            "momentum": watch[1].last_momentum_values,
+        }
+
+    found = compare(run)
+    assert found["steps"]["DeviceStatsMonitor.on_train_batch_end/cpu_percent"]
+    assert "train/device/flops_per_sec" in found["steps"]
+    with pytest.raises(ConfigurationError, match="give the Trainer a logger"):
+        trainer(ours, tmp_path, callbacks=[ours.callbacks.DeviceStatsMonitor()]).fit(classifier(ours), loader())
+
+
+def test_lambda_callbacks(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+        first = L.callbacks.LambdaCallback(
+            on_train_epoch_end=lambda trainer, module: seen.append(trainer.current_epoch)
+        )
+        other = L.callbacks.LambdaCallback(setup=lambda *args, **kwargs: seen.append("setup"))
+        trainer(L, tmp_path, callbacks=[first, other], max_epochs=2).fit(classifier(L), loader())
+        return {"seen": seen}
+
+    assert compare(run)["seen"] == ["setup", 0, 1]
+    with pytest.raises(ConfigurationError, match="did you mean 'on_train_start'"):
+        ours.callbacks.LambdaCallback(on_train_strat=print)
+
+
+def drawn(bar: Any, tmp_path: Path) -> str:
+    module = classifier(ours, training_step=shown)
+    run = trainer(ours, tmp_path, callbacks=[bar], enable_progress_bar=True, max_epochs=1, log_every_n_steps=1)
+    run.fit(module, loader())
+    return bar._given.file.getvalue()
+
+
+def shown(self: Any, batch: Any, batch_idx: int) -> Any:
+    loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+    self.log("loss", loss, prog_bar=True)
+    return loss
+
+
+def screen() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=140, color_system=None)
+
+
+def test_progress_bars_of_two_looks(tmp_path: Path) -> None:
+    class Mine(ours.callbacks.RichProgressBar):  # type: ignore[misc, name-defined]
+        def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
+            items = super().get_metrics(trainer, pl_module)
+            return {**items, "mine": "yes", "batches": self.total_train_batches}
+
+    rich = Mine(interval=0.0, console=screen(), theme=RichProgressBarTheme(metrics_format=".1e"))
+    text = drawn(rich, tmp_path)
+    assert "epoch 1/1" in text and "mine=yes" in text and "batches=6" in text and "loss=4.7e-01" in text
+    plain = ours.callbacks.TQDMProgressBar(refresh_rate=2)
+    plain._given, plain._interval = screen(), 0.0
+    plain._console = plain._given
+    text = drawn(plain, tmp_path)
+    assert "epoch 1/1:  33%|██████              | 2/6 [00:00<00:00" in text and "100%|" in text
+    assert "| 1/6 [" not in text, "every second batch"
+    off = ours.callbacks.TQDMProgressBar(refresh_rate=0)
+    assert off.is_disabled and plain.is_enabled and plain.refresh_rate == 2
+    plain.disable()
+    assert plain.is_disabled
+    with pytest.raises(TypeError, match="has no trainer yet"):
+        _ = ours.callbacks.ProgressBar().trainer
