@@ -31,7 +31,7 @@ class AtOnce:
 
     def __iter__(self) -> Iterator[Any]:
         for source in self.sources:
-            source.open()
+            source.open(anew=True)
         return self._read()
 
     def _read(self) -> Iterator[Any]:

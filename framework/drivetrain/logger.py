@@ -86,6 +86,19 @@ class SilentExperiment:
     def __setitem__(self, item: Any, value: Any) -> None: ...
 
 
+class SilentLogger(Logger):
+    """Takes the place of a run's loggers where nothing is to be written: every method is there and does nothing."""
+
+    @property
+    def experiment(self) -> SilentExperiment:
+        return SilentExperiment()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
 def first_worker() -> bool:
     """Whether this process is the first worker of its job, or of none."""
     job = current_job()

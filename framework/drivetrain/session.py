@@ -459,6 +459,8 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
     if loaded is not None:
         with trainer.consensus():
             snapshot.restore_weights(trainer, loaded)
+            if trainer.meanings.checkpoint == "file":
+                snapshot.restore_parts(trainer, loaded.shared)
     if not strategy.trains:
         strategy.serve()
         return None

@@ -394,10 +394,11 @@ class BatchSource:
         return self._read_unsized(numbered, next(numbered, None))
 
     # -- in the natural order -----------------------------------------------------------------------------------
-    def open(self, keep: bool = True) -> None:
+    def open(self, keep: bool = True, anew: bool = False) -> None:
         """Make the iterator of the epoch that is read next, which draws from the generators now. Nothing to do where
-        the order is our own. Lightning does not ``keep`` that of a loader that it asked for anew."""
-        if self.natural and self._opened is None and self.length != 0:
+        the order is our own. Lightning does not ``keep`` that of a loader that it asked for anew. ``anew``: also where
+        there is one already."""
+        if self.natural and (anew or self._opened is None) and self.length != 0:
             self._drawn_from = [states()]
             opened = iter(self.reader)
             self._opened = opened if keep else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,20 @@ def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
     trainer.strategy.load_state_dict({"module": loaded.shared["state_dict"]}, [], strict=module.strict_loading)
 
 
+def restore_parts(trainer: Trainer, shared: Mapping[str, Any]) -> None:
+    """The states of the data module and of the callbacks, of either layout. Lightning gives them for evaluation too."""
+    data = trainer.datamodule
+    if data is not None:
+        for key in ("datamodule", type(data).__qualname__):
+            if key in shared:
+                data.load_state_dict(shared[key])
+                break
+    states = shared.get("callbacks", {})
+    for callback in trainer.callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+
+
 def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     """Everything that training goes on from; random states are kept back until the batches begin."""
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.fit_loop
@@ -227,11 +242,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     for config, saved in zip(trainer.lr_scheduler_configs, shared["lr_schedulers"], strict=False):
         config.scheduler.load_state_dict(saved)
     fit.load_state_dict(shared["loops"])
-    for callback in trainer.callbacks:
-        if callback.state_key in shared["callbacks"]:
-            callback.load_state_dict(shared["callbacks"][callback.state_key])
-    if trainer.datamodule is not None and "datamodule" in shared:
-        trainer.datamodule.load_state_dict(shared["datamodule"])
+    restore_parts(trainer, shared)
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:

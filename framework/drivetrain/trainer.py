@@ -27,7 +27,7 @@ from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.empty_init import EmptyInit
 from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import Job
-from drivetrain.logger import Logger
+from drivetrain.logger import Logger, SilentLogger
 from drivetrain.meanings import OWN, Meanings
 from drivetrain.metrics import Exchange, Metrics
 from drivetrain.module import TrainModule
@@ -168,7 +168,11 @@ class Trainer(TrainerState):
         if fast:
             max_epochs, max_steps, num_sanity_val_steps, val_check_interval = 1, fast, 0, 1.0
             limit_train_batches = limit_val_batches = limit_test_batches = limit_predict_batches = fast
-            logger, enable_checkpointing, check_val_every_n_epoch = False, False, 1
+            check_val_every_n_epoch = 1
+            if self.meanings.checkpoint == "file":  # projects go on to use both: they are there, and write nothing
+                logger = SilentLogger() if logger is None or logger else False
+            else:
+                logger = enable_checkpointing = False
         self.fast_dev_run = fast
         self.barebones = barebones
         self.max_steps = max_steps
@@ -606,7 +610,7 @@ class Trainer(TrainerState):
             if "step" in scalars:
                 step = int(scalars.pop("step"))
             else:
-                scalars.setdefault("epoch", float(self.current_epoch))
+                scalars.setdefault("epoch", self.current_epoch)
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))

@@ -234,6 +234,56 @@ def test_evaluates_from_files(files: Path) -> None:
     assert all(map(torch.equal, *predictions))
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_evaluation_gives_states_back(side: str, tmp_path: Path) -> None:
+    """Callbacks (averages of weights, say) and the data module are as saved when a file is evaluated."""
+    library = SIDES[side]
+
+    class Counter(library.Callback):  # type: ignore[name-defined, misc]
+        batches = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.batches += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"batches": self.batches}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.batches = state["batches"]
+
+    class Data(library.LightningDataModule):  # type: ignore[name-defined, misc]
+        read = 0
+
+        def train_dataloader(self) -> Any:
+            return loader()
+
+        def test_dataloader(self) -> Any:
+            return loader(7)
+
+        predict_dataloader = test_dataloader
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"read": 27}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.read += state["read"]
+
+    def trainer(counter: Any) -> Any:
+        options = {**QUIET, "precision": "64-true", "enable_checkpointing": False}
+        return library.Trainer(**options, max_epochs=1, callbacks=[counter])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = trainer(Counter())
+        fitted.fit(MODULES[side](), datamodule=Data())
+        fitted.save_checkpoint(tmp_path / "one.ckpt")
+        counter, data = Counter(), Data()
+        trainer(counter).test(MODULES[side](), datamodule=data, ckpt_path=tmp_path / "one.ckpt", verbose=False)
+        assert (counter.batches, data.read) == (7, 27)
+        trainer(counter).predict(MODULES[side](), datamodule=data, ckpt_path=tmp_path / "one.ckpt")
+        assert data.read == 54
+
+
 def test_load_from_checkpoint(files: Path, tmp_path: Path) -> None:
     for writer in SIDES:
         for reader in SIDES:

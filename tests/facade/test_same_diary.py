@@ -438,6 +438,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
         {"max_steps": 5, "limit_val_batches": 0.5, "min_steps": 3},
     ),
     "together": (together, ("fit",), {}),
+    "together, reloaded": (together, ("fit",), {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}),
 }
 
 

@@ -165,9 +165,16 @@ def test_published_imports() -> None:
     assert EarlyStopping is Again is L.callbacks.EarlyStopping and LightningModule is L.LightningModule
     assert TensorBoardLogger is L.loggers.TensorBoardLogger and L.pytorch.Trainer is L.Trainer
     assert TrainerFn.FITTING == "fit" and rank_zero_only(lambda: 3)() == 3 and STEP_OUTPUT is not None
+    assert (
+        importlib.import_module("drivetrain.lightning.loggers.logger").rank_zero_experiment(lambda logger: 4)(None) == 4
+    )
     assert L.callbacks.__spec__.name == "drivetrain.lightning.callbacks"
     with pytest.raises(ImportError):
         importlib.import_module("drivetrain.lightning.nothing")
+    with pytest.raises(ImportError, match="Nothing"):  # and not the module itself under that name
+        from drivetrain.lightning.callbacks import Nothing  # noqa: F401
+    with pytest.raises(ImportError, match="nothing"):
+        from drivetrain.lightning.utilities import nothing  # noqa: F401
 
 
 def test_seed_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,3 +235,13 @@ def test_validation_by_time() -> None:
     trainer = L.Trainer(**SILENT, max_epochs=1, val_check_interval={"milliseconds": 1}, num_sanity_val_steps=0)
     trainer.fit(module)
     assert module.times > 1
+
+
+def test_fast_dev_run_keeps_what_projects_use(tmp_path: Path) -> None:
+    for library in (theirs, L):
+        csv = library.loggers.CSVLogger(tmp_path)
+        trainer = library.Trainer(**{**QUIET, "logger": csv, "enable_checkpointing": True, "fast_dev_run": True})
+        assert trainer.checkpoint_callback.best_model_path == "" and len(trainer.loggers) == 1
+        assert trainer.logger.experiment.add_scalar("a", 1, 2) is None and trainer.logger.watch(3) is None
+        assert not library.Trainer(**{**QUIET, "logger": False, "fast_dev_run": True}).loggers
+    assert not list(tmp_path.iterdir())

@@ -12,20 +12,31 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-# Below which module here a path is found; one that ends in a dot stands for everything below it.
-_FOUND_IN = {
-    "callbacks.": "callbacks",
-    "loggers.": "loggers",
-    "profilers.": "profilers",
-    "strategies.": "strategies",
-    "plugins.": "plugins",
-    "accelerators.": "accelerators",
-    "demos.": "demos",
-    "tuner.": "tuner",
-    "core.": "core",
+# Below which module here a path is found. Only these: ``from ...callbacks import Unknown`` asks for a module of that
+# name too, and must fail.
+_BELOW = {
+    "callbacks": "batch_size_finder callback checkpoint device_stats_monitor early_stopping finetuning"
+    " gradient_accumulation_scheduler lambda_function lr_finder lr_monitor model_checkpoint model_summary"
+    " on_exception_checkpoint prediction_writer progress progress.progress_bar progress.rich_progress"
+    " progress.tqdm_progress pruning rich_model_summary spike stochastic_weight_avg throughput_monitor timer"
+    " weight_averaging progress.base",
+    "loggers": "base csv_logs logger mlflow tensorboard utilities wandb",
+    "profilers": "advanced base profiler pytorch simple",
+    "strategies": "ddp deepspeed fsdp model_parallel parallel single_device strategy",
+    "plugins": "environments io io.checkpoint_plugin io.torch_plugin layer_sync precision precision.amp"
+    " precision.double precision.half precision.precision",
+    "accelerators": "accelerator cpu cuda",
+    "demos": "boring_classes lstm mnist_datamodule transformer",
+    "tuner": "batch_size_scaling lr_finder tuning",
+    "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer saving",
+    "utilities": "apply_func argparse cloud_io combined_loader compile consolidate_checkpoint data deepspeed"
+    " distributed enums exceptions grads imports memory migration model_helpers model_summary"
+    " model_summary.model_summary parameter_tying parsing rank_zero seed signature_utils types upgrade_checkpoint"
+    " warnings",
+}
+_FOUND_IN = {f"{home}.{path}": home for home, paths in _BELOW.items() for path in paths.split()} | {
     "trainer.states": "states",
     "trainer.trainer": "trainer",
-    "utilities.": "utilities",
     "overrides.distributed": "utilities",
 }
 
@@ -43,10 +54,8 @@ class _DeepNames(MetaPathFinder, Loader):
             return self.root
         if path.startswith("pytorch."):
             return f"{self.root}.{path.removeprefix('pytorch.')}"
-        for prefix, home in _FOUND_IN.items():
-            if path == prefix or (prefix.endswith(".") and path.startswith(prefix)):
-                return f"{self.root}.{home}"
-        return None
+        home = _FOUND_IN.get(path)
+        return None if home is None else f"{self.root}.{home}"
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

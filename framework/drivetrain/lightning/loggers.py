@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from drivetrain.lightning.plugin_names import finder
 from drivetrain.logger import Logger as Logger
+from drivetrain.logger import first_worker_experiment
+
+rank_zero_experiment = first_worker_experiment  # what own loggers decorate ``experiment`` with
 
 NAMES = {
     "CSVLogger": "lightning_csv",
