@@ -10,12 +10,14 @@ ARGS ?=
 python := $(VENV)/bin/python
 strategy := $(if $(filter strategy=%,$(ARGS)),,strategy=ring)
 
+tests := $(if $(strip $(ARGS)),pytest $(ARGS),tests)
+
 .DEFAULT_GOAL := help
 .PHONY: help train test lint types format clean
 
 help:
 	@echo 'make train [ARGS="devices=3 seed=2"]   set up, then train the digits: python train.py strategy=ring ARGS'
-	@echo 'make test  [ARGS="-k ring"]            set up, then run the tests: pytest ARGS'
+	@echo 'make test  [ARGS="-k ring"]            set up, then run all tests, in two processes; or: pytest ARGS'
 	@echo 'make lint                              check style and layout (ruff)'
 	@echo 'make types                             check types (mypy)'
 	@echo 'make format                            lay out the code (ruff)'
@@ -27,8 +29,8 @@ train: $(VENV)/.train-ready
 	@$(python) train.py $(strategy) $(ARGS)
 
 test: $(VENV)/.test-ready
-	@echo "Testing: $(python) -m pytest $(ARGS)"
-	@OMP_NUM_THREADS=1 $(python) -m pytest $(ARGS)
+	@echo "Testing: $(python) -m $(tests)"
+	@OMP_NUM_THREADS=1 $(python) -m $(tests)
 
 lint: $(VENV)/.test-ready
 	@echo "Checking style and layout: ruff check, ruff format --check"

@@ -63,7 +63,7 @@ class Logger:
         """Write the graph of the module. Called on the first worker when a stage begins."""
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """A checkpoint callback has saved. Called on the first worker only, by callbacks with Lightning's rules."""
+        """A checkpoint callback has saved; it says of itself what and where."""
 
     def save(self) -> None:
         """Flush to disk."""

@@ -21,11 +21,17 @@ class Meanings:
             ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
             order is that of a ``DistributedSampler`` of the run's seed).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
+        frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
+            ``"epoch"`` (it begins again in each).
+        modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
+            evaluation mode stays there, as in frozen parts).
+        checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         model_checkpoint: registered name of the callback that saves where the user gave none.
+        logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
         shows_version: whether the progress bar shows the loggers' version.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
@@ -37,10 +43,14 @@ class Meanings:
     steps: str = "batch"
     order: str = "seed"
     window: str = "samples"
+    frequency: str = "run"
+    modes: str = "train"
+    checks_resumed: bool = False
     nonfinite: str = "raise"
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
+    logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
     default_hp_metric: bool = False
     shows_version: bool = False
@@ -54,10 +64,14 @@ LIGHTNING = Meanings(
     steps="optimizer",
     order="torch",
     window="batches",
+    frequency="epoch",
+    modes="kept",
+    checks_resumed=True,
     nonfinite="warn",
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",
+    logger="lightning_tensorboard",
     log_folder="lightning_logs",
     default_hp_metric=True,
     shows_version=True,

@@ -233,12 +233,12 @@ class Metrics:
                 )
             entry.given = given  # it comes from a checkpoint
         if entry.metric is not None:
-            if entry.on_step and value._forward_cache is None:
+            if entry.on_step and value._forward_cache is None and self.over_ranks:
                 raise TrainingError(
                     f"self.log({name!r}, ...) takes the step's value of a metric that was not called on a batch: call"
                     " the metric instead of its update(), or log with on_step=False."
                 )
-            if not entry.on_step:
+            if not entry.on_step or value._forward_cache is None:  # Lightning has no step's value of it, and goes on
                 return
             value = value._forward_cache
         if isinstance(value, Tensor):

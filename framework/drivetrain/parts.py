@@ -75,7 +75,7 @@ def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> 
     if given is False:
         return []
     if given is None or given is True:
-        kind, folder = registry.load("loggers", "tensorboard"), os.fspath(trainer.default_root_dir)
+        kind, folder = registry.load("loggers", trainer.meanings.logger), os.fspath(trainer.default_root_dir)
         return [kind(folder, name=trainer.meanings.log_folder, default_hp_metric=trainer.meanings.default_hp_metric)]
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for logger in found:

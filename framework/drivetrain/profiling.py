@@ -48,7 +48,7 @@ class ProfiledHooks(Hooks):
             return super().of_module(name, *args)
 
     def of_callbacks(self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False) -> None:
-        everyone = self.callbacks
+        everyone = self.trainer.callbacks  # a callback may cause a hook of all, as checkpoints do
         try:
             for callback in everyone:
                 self.callbacks = [callback]

@@ -15,7 +15,7 @@ from lightning_utilities.core.overrides import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain import snapshot
+from drivetrain import snapshot, worker_seeds
 from drivetrain.combined_source import evaluation_sources, training_source
 from drivetrain.comm import phase
 from drivetrain.compilation import compiled
@@ -292,6 +292,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
     """The loaders of ``which`` (``"train"``, ``"val"``, ``"test"``, ``"predict"``) as this rank reads them."""
     made = _loader(request, which)
     loaders = made() if callable(made) and not hasattr(made, "__iter__") else made
+    worker_seeds.add_to(loaders, trainer.global_rank)
     if which != "train":
         trainer._given[which] = loaders
     limit = trainer.limits[which]
@@ -361,7 +362,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     _log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
-    if loaded is None:
+    if loaded is None or (fit.ended and trainer.meanings.checks_resumed):
         _sanity_check(trainer)
     fit.run()
     hooks("on_fit_end")
@@ -466,6 +467,8 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
         trainer.predict_loop = PredictLoop(trainer, found, keep)
         return trainer.predict_loop.run()
+    if stage == "test":
+        trainer.test_sources = found
     loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
     trainer.evaluation = loop
     try:

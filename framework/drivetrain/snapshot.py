@@ -60,7 +60,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         "state_dict": state["module"],
         "hyper_parameters": dict(module.hparams),
     }
-    if module.hparams_name is not None:
+    if module.hparams:
         shared["hparams_name"] = module.hparams_name
     own: dict[str, Any] = {}
     gather = trainer.strategy.communicator.all_gather_plain
@@ -74,7 +74,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         if trainer.datamodule is not None:
             shared["datamodule"] = trainer.datamodule.state_dict()
             shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
-            if trainer.datamodule.hparams_name is not None:
+            if trainer.datamodule.hparams:
                 shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
         shared["metrics"] = {
             "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),

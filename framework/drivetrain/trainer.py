@@ -276,6 +276,7 @@ class Trainer(TrainerState):
         self.fit_loop: FitLoop = None  # type: ignore[assignment]
         self.train_source: BatchSource | None = None
         self.predict_sources: list[BatchSource] = []
+        self.test_sources: list[BatchSource] = []
         self.instruments: Instruments | None = None
         self.predict_loop: PredictLoop = None  # type: ignore[assignment]
         self._validation_read_in = 0  # the epoch in which validation loaders were asked for last
@@ -624,7 +625,8 @@ class Trainer(TrainerState):
         for name in ("hooks", "metrics", "fit_loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = None
-        fresh["lr_scheduler_configs"], fresh["predict_sources"], fresh["_given"] = [], [], {}
+        fresh["lr_scheduler_configs"], fresh["_given"] = [], {}
+        fresh["predict_sources"], fresh["test_sources"] = [], []
         return fresh
 
 

@@ -54,6 +54,7 @@ class TrainerState:
     limit_test_batches: int | float | None
     limit_predict_batches: int | float | None
     predict_sources: list[BatchSource]
+    test_sources: list[BatchSource]
     _given: dict[str, Any]
     max_epochs: int
     max_steps: int
@@ -73,7 +74,9 @@ class TrainerState:
     @property
     def current_epoch(self) -> int:
         fit = self.fit_loop
-        return self._adopted.get("current_epoch", 0) if fit is None else fit.epoch + fit.cut
+        if fit is None:
+            return self._adopted.get("current_epoch", 0)
+        return fit.epoch + (fit.cut or (fit.resumed and fit.ended and not self.sanity_checking))
 
     @property
     def global_step(self) -> int:
@@ -275,7 +278,7 @@ class TrainerState:
 
     @property
     def num_test_batches(self) -> list[int | float]:
-        return [] if self.evaluation is None else [source.length for source in self.evaluation.sources]
+        return [source.length for source in self.test_sources]
 
     @property
     def num_predict_batches(self) -> list[int | float]:

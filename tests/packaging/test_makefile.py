@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.__main__ import FIRST, halves
+
 ROOT = Path(__file__).parents[2]
 
 # As `PYTHON -m venv FOLDER` it makes FOLDER/bin/python, a copy of itself; everything else it only notes.
@@ -81,7 +83,7 @@ def test_another_strategy_replaces_the_ring(clone: Clone) -> None:
 def test_test_adds_its_own_packages_and_serves_training_too(clone: Clone) -> None:
     clone.make("train")
     assert clone.make("test", "ARGS=-k ring")[1] == [TEST_INSTALL, "-m pytest -k ring"]
-    assert clone.make("test")[1] == ["-m pytest"]
+    assert clone.make("test")[1] == ["-m tests"]
     assert clone.make("train")[1] == ["train.py strategy=ring"]
 
 
@@ -90,7 +92,7 @@ def test_changed_requirements_are_installed_into_the_same_environment(clone: Clo
     clone.make("test")
     later = time.time() + 5
     os.utime(clone.folder / name, (later, later))
-    assert clone.make("test")[1] == [TEST_INSTALL, "-m pytest"]
+    assert clone.make("test")[1] == [TEST_INSTALL, "-m tests"]
 
 
 def test_an_install_cut_short_is_redone_from_nothing(clone: Clone) -> None:
@@ -124,3 +126,10 @@ def test_help_is_what_make_says_by_default(clone: Clone) -> None:
     assert asked == []
     for target in ("train", "test", "lint", "types", "format", "clean"):
         assert f"make {target}" in printed
+
+
+def test_the_halves_of_the_suite_are_the_whole() -> None:
+    first, second = halves()
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
+    assert {Path(path).name for path in first} == set(FIRST) <= folders
+    assert second == [str(ROOT / "tests"), *(f"--ignore={path}" for path in first)]

@@ -77,7 +77,7 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
     for key, name_key in ((HPARAMS, HPARAMS_NAME), (DATA_HPARAMS, DATA_HPARAMS_NAME)):
         if shared.get(key):
             content[key], rest = write_hyperparameters(shared[key], key)
-            if shared.get(name_key) is not None:
+            if name_key in shared:
                 content[name_key] = shared[name_key]
             if rest:
                 ours[key] = rest

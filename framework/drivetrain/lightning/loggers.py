@@ -6,9 +6,9 @@ from drivetrain.lightning.plugin_names import finder
 from drivetrain.logger import Logger as Logger
 
 NAMES = {
-    "CSVLogger": "csv",
+    "CSVLogger": "lightning_csv",
     "MLFlowLogger": "mlflow",
-    "TensorBoardLogger": "tensorboard",
+    "TensorBoardLogger": "lightning_tensorboard",
     "WandbLogger": "wandb",
 }
 NOT_OFFERED = {

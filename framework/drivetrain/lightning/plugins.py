@@ -59,6 +59,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_AS_IT_IS = ("None", "32", "32-true")  # what Lightning's default means: modules and batches keep their formats
+
+
 def precision_among(plugins: Any, precision: Any) -> Any:
     """The precision that ``plugins`` hold, or ``precision`` where they hold none.
 
@@ -74,4 +77,6 @@ def precision_among(plugins: Any, precision: Any) -> Any:
             )
     if len(given) > 1 or (given and precision is not None):
         raise ConfigurationError("plugins and precision give more than one precision: give one.")
+    if not given and str(precision) in _AS_IT_IS:
+        return Precision("32-true")
     return given[0] if given else precision

@@ -13,7 +13,8 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
     Args:
         seed: by default ``PL_GLOBAL_SEED`` of the environment, else 0.
-        workers: accepted; loader workers draw from seeds derived from this one in any case.
+        workers: seed numpy and Python's ``random`` in loader workers, too (:mod:`drivetrain.worker_seeds`);
+            else as torch does.
         verbose: say so, on the first worker.
 
     Raises:

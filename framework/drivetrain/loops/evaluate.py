@@ -75,7 +75,7 @@ class EvaluateLoop:
         trainer, stage = self.trainer, self.stage
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
-        by_step, trainer.by_step = trainer.by_step, None
+        by_step, trainer.by_step = None if trainer.by_step is None else False, None
         self.metrics.reset()
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         try:
@@ -202,10 +202,10 @@ class EvaluateLoop:
         if len(self.sources) <= 1:
             return [dict(values)]
         results: list[dict[str, float]] = [{} for _ in self.sources]
+        logged_at = {entry.forked("epoch"): entry.at for entry in self.metrics.entries.values()}
         for name, value in values.items():
-            _, _, index = name.rpartition("/dataloader_idx_")
             for position, result in enumerate(results):
-                if not index.isdigit() or int(index) == position:
+                if logged_at.get(name) in (None, position):
                     result[name] = value
         return results
 

@@ -67,7 +67,8 @@ class FitLoop:
         self.timing = trainer.timing
         self.boundary = Boundary(trainer)
         self.epoch = current_epoch
-        self.batch = 0
+        self.batch = self.batch_idx = 0
+        self._interval = 0
         self.global_step = global_step
         self.optimizer_steps = optimizer_steps
         self._counts_optimizers = trainer.meanings.steps == "optimizer"
@@ -120,6 +121,32 @@ class FitLoop:
         ]
         self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
+    # -- what projects read of Lightning's loops ------------------------------------------------------------------
+    @property
+    def epoch_loop(self) -> FitLoop:
+        """Lightning's loop of one epoch, here the same object."""
+        return self
+
+    def setup_data(self) -> None:
+        """Nothing: the loaders are there before optimizers are configured."""
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Number of the batch at hand, counted over epochs."""
+        return self.batches_seen - (self.batch > self.batch_idx)
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        return self.global_step
+
+    @property
+    def max_epochs(self) -> int:
+        return self.trainer.max_epochs
+
+    @max_epochs.setter
+    def max_epochs(self, value: int | None) -> None:
+        self.trainer.max_epochs = -1 if value is None else value
+
     @property
     def counted_steps(self) -> int:
         """``trainer.global_step``, which ``max_steps`` and checkpoints' names count."""
@@ -141,9 +168,10 @@ class FitLoop:
         if self._done() and not (self._unfinished() and self.is_last_batch):
             return
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
-        self.module.train()
+        if trainer.meanings.modes == "train":
+            self.module.train()
         if not self.resumed:
-            self.source.open()
+            self.source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
@@ -260,7 +288,9 @@ class FitLoop:
             trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
-        exchange = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
+        shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
+        latest = {} if shown else metrics.latest_columns()
+        exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
         trainer.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
@@ -323,7 +353,7 @@ class FitLoop:
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
-            self.is_last_batch = micro.last
+            self.is_last_batch, self.batch_idx = micro.last, micro.index
             batch = self.trainer.to_device(micro)
             share = self._share(micro, window)
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
@@ -509,8 +539,15 @@ class FitLoop:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
         if self.trainer.lr_scheduler_configs:
-            self._step_schedulers("step", self.global_step, plateau=False)
-            self.plateau_due = self._watches and bool(self._schedulers_due("step", self.global_step, plateau=True))
+            self._interval = self._steps_for_schedules()
+            self._step_schedulers("step", self._interval, plateau=False)
+            self.plateau_due = self._watches and bool(self._schedulers_due("step", self._interval, plateau=True))
+
+    def _steps_for_schedules(self) -> int:
+        """What a schedule's ``frequency`` counts: the steps of the run, or of the epoch."""
+        if self.trainer.meanings.frequency == "run":
+            return self.global_step
+        return -(-(self.batch + 1) // self.trainer.accumulate_grad_batches)
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
@@ -521,7 +558,7 @@ class FitLoop:
             self._validate()
         if self.plateau_due:
             self.plateau_due = False
-            self._step_schedulers("step", self.global_step, plateau=True)
+            self._step_schedulers("step", self._interval, plateau=True)
         if boundary.signal is not None:
             self._obey(boundary.signal)
 
@@ -584,6 +621,7 @@ class FitLoop:
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
+        self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
         self.trainer.training, self.trainer.evaluating = False, True
         if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
             self.hooks.of_module("on_validation_model_zero_grad")

@@ -101,19 +101,17 @@ class LearningRateMonitor(Callback):
 
 
 def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
-    """``(name, optimizer, interval)`` of every optimizer; the interval is its first scheduler's, else ``"any"``."""
-    schedulers: dict[int, Any] = {}
-    for config in trainer.lr_scheduler_configs:
-        schedulers.setdefault(id(config.scheduler.optimizer), config)
+    """``(name, optimizer, interval)`` for every scheduler, then for every optimizer that has none (interval "any")."""
+    scheduled = [(c.scheduler.optimizer, c.name, c.interval) for c in trainer.lr_scheduler_configs]
+    known = {id(optimizer) for optimizer, _, _ in scheduled}
+    others = [getattr(wrapper, "optimizer", wrapper) for wrapper in trainer.optimizers]  # a loop may hand out wrappers
+    scheduled += [(optimizer, None, "any") for optimizer in others if id(optimizer) not in known]
     named: list[tuple[str, Optimizer, str]] = []
     seen = Counter[str]()
-    for wrapper in trainer.optimizers:
-        optimizer = getattr(wrapper, "optimizer", wrapper)  # loops may hand out a wrapper for manual optimisation
-        found = schedulers.get(id(optimizer)) or schedulers.get(id(wrapper))
-        base = (found.name if found is not None else None) or f"lr-{type(optimizer).__name__}"
-        name = f"{base}-{seen[base]}" if seen[base] else base
+    for optimizer, given, interval in scheduled:
+        base = given or f"lr-{type(optimizer).__name__}"
+        named.append((f"{base}-{seen[base]}" if seen[base] else base, optimizer, interval))
         seen[base] += 1
-        named.append((name, optimizer, "any" if found is None else found.interval))
     return named
 
 

@@ -120,6 +120,14 @@ class DistributedDataParallelStrategy(Strategy):
         elif self._algorithm != "native":
             self._replicas.register_comm_hook(self._hook(), ScheduledAllReduce.hook)
 
+    def _chosen(self) -> str:
+        """The topology; the backend's own where the choice is left open and these ranks were not calibrated."""
+        name: str = self.options.topology
+        if name == "native":
+            return name
+        choice.agreed(self.communicator)  # once, where all ranks are: the hook's group has the same ranks
+        return "native" if name == "auto" and not choice.knows(self.communicator) else name
+
     def trainable_changed(self) -> None:
         """Buckets hold the gradients of what was trained when they were made: they are made anew."""
         module = self.module
@@ -135,14 +143,6 @@ class DistributedDataParallelStrategy(Strategy):
         self._trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         if self._trained:
             self._wrap(module, equal=True)
-
-    def _chosen(self) -> str:
-        """The topology; the backend's own where the choice is left open and these ranks were not calibrated."""
-        name: str = self.options.topology
-        if name == "native":
-            return name
-        choice.agreed(self.communicator)  # once, where all ranks are: the hook's group has the same ranks
-        return "native" if name == "auto" and not choice.knows(self.communicator) else name
 
     def _hook(self) -> ScheduledAllReduce:
         if self._all_reduce is None:

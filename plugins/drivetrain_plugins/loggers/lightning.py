@@ -1,0 +1,26 @@
+"""The file loggers with Lightning's default folder, for projects that name no folder of their own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from drivetrain_plugins.loggers import csv, tensorboard
+
+
+class CSVLogger(csv.CSVLogger):
+    """:class:`drivetrain_plugins.loggers.csv.CSVLogger`, by default in ``lightning_logs``."""
+
+    def __init__(
+        self, save_dir: str | os.PathLike[str], name: str | None = "lightning_logs", *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(save_dir, name, *args, **kwargs)
+
+
+class TensorBoardLogger(tensorboard.TensorBoardLogger):
+    """:class:`drivetrain_plugins.loggers.tensorboard.TensorBoardLogger`, by default in ``lightning_logs``."""
+
+    def __init__(
+        self, save_dir: str | os.PathLike[str], name: str | None = "lightning_logs", *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(save_dir, name, *args, **kwargs)

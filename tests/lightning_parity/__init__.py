@@ -1,0 +1,1 @@
+"""Projects as people publish them, run under Lightning and under drivetrain with nothing but the import changed."""
