@@ -107,6 +107,17 @@ def test_spikes(tmp_path: Path, options: dict[str, Any]) -> None:
     assert issubclass(TrainingSpikeException, RuntimeError) or TrainingSpikeException(3, "x").batch_idx == 3
 
 
+def test_a_spike_on_one_worker_ends_the_job(tmp_path: Path) -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        return loss - loss.detach() + (50.0 if self.global_rank == 1 and batch_idx == 2 else 1.0)
+
+    run = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[ours.callbacks.SpikeDetection()])
+    with pytest.raises(Exception, match="the loss leapt in batch 2"):
+        run.fit(classifier(ours, training_step=step), loader(40))
+    assert json.loads((tmp_path / "skip_batches.json").read_text()) == [1, 2]
+
+
 def metrics(root: Path) -> list[dict[str, str]]:
     with next(root.rglob("metrics.csv")).open(newline="") as file:
         return list(csv.DictReader(file))

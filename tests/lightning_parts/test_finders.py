@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,14 @@ from torch import nn
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from tests.lightning_parts.both import classifier, close, compare, loader, trainer, weights
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections() -> Iterator[None]:
+    """Both libraries collect garbage after every size; what was there before is left out of it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def optimizer(self: Any) -> Any:

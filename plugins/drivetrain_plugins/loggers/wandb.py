@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.launch import current_job
 from drivetrain.logger import Logger, first_worker_experiment, first_worker_only
 from drivetrain_plugins.loggers.package import imported
 from drivetrain_plugins.loggers.parameters import plain
@@ -239,6 +240,11 @@ class WandbLogger(Logger):
         if self._experiment is not None and status in ("success", "completed", "stopped"):
             for callback in self._savers.values():
                 self._send(callback)
+        job = current_job()
+        if self._experiment is not None and job is not None and job.origin == "local":
+            run, self._experiment = self._experiment, None  # a worker that was forked leaves without saying goodbye
+            self._wandb_init["id"] = run.id
+            run.finish()
 
     def __getstate__(self) -> dict[str, Any]:
         """Travels without its run; the process that writes goes on with the run's id, which therefore must be known."""
