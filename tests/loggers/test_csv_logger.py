@@ -40,7 +40,7 @@ def test_new_columns_rewrite_the_header_and_keep_the_rows(tmp_path: Path) -> Non
 def test_rows_wait_until_the_step_has_moved_on(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=10)
     logger.log_metrics({"a": 1.0}, step=5)
-    assert not (tmp_path / "lightning_logs").exists(), "nothing is written before it must be"
+    assert not (tmp_path / "drivetrain_logs").exists(), "nothing is written before it must be"
     logger.log_metrics({"a": 2.0}, step=10)
     logger.log_metrics({"a": 3.0}, step=12)
     assert [row["a"] for row in read(logger.metrics_file_path)] == ["1.0", "2.0"]

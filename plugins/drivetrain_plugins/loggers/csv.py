@@ -28,7 +28,7 @@ class CSVLogger(VersionedLogger):
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
-        name: str | None = "lightning_logs",
+        name: str | None = "drivetrain_logs",
         version: int | str | None = None,
         prefix: str = "",
         flush_logs_every_n_steps: int = 100,

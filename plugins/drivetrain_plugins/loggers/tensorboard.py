@@ -40,7 +40,7 @@ class TensorBoardLogger(VersionedLogger):
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
-        name: str | None = "lightning_logs",
+        name: str | None = "drivetrain_logs",
         version: int | str | None = None,
         log_graph: bool = False,
         default_hp_metric: bool = True,
