@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-COMMAND = [sys.executable, "-m", "drivetrain_plugins.bench.ring"]
+COMMAND = [sys.executable, "-m", "drivetrain.bench", "ring"]
 
 
 def test_rows_are_complete() -> None:

@@ -313,7 +313,3 @@ def _print(rows: Sequence[Row], device: str, load: Sequence[float]) -> None:
             f"{told['auto_worst']:.2f} times its time at worst"
         )
     console.print(f"load of the machine before and after: {load[0]:.1f}, {load[1]:.1f} on {os.cpu_count()} cores")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -288,7 +288,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(table(results, options.steps, options.pairs))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

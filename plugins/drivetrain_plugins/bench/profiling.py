@@ -7,7 +7,6 @@ than all of this.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -80,7 +79,3 @@ def _marks() -> None:
 def _nothing() -> None:
     for _ in range(_COUNT):
         pass
-
-
-if __name__ == "__main__":
-    sys.exit(main())

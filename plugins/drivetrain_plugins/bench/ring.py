@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -145,7 +144,3 @@ def _numbers(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
     parse.__name__ = f"comma-separated {kind.__name__} list"
     return parse
-
-
-if __name__ == "__main__":
-    sys.exit(main())
