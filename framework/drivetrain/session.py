@@ -144,6 +144,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             _fail(trainer, request, error)
             raise
         finally:
+            phase.current.name = phase.SETUP
             trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
 
 

@@ -19,6 +19,7 @@ from drivetrain.comm import phase
 from drivetrain.comm.communicator import Communicator
 from drivetrain.comm.statistics import Statistics, bus_factor
 from drivetrain.comm.world import join_world
+from drivetrain.errors import ConfigurationError
 from drivetrain.launch import destroy_process_group
 from drivetrain_plugins.bench import profiling
 
@@ -108,7 +109,7 @@ def test_the_benchmark_of_counting(capsys: pytest.CaptureFixture[str]) -> None:
     assert profiling.main(["--repeats", "1", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["operation_on_ns"] > 0 and row["on_share"] > row["mark_ns"] / 1e9
-    with pytest.raises(SystemExit):
+    with pytest.raises(ConfigurationError, match="must be positive"):
         profiling.main(["--operations", "0"])
 
 
