@@ -19,11 +19,9 @@ FIRST = [
     "compression",
     "contract",
     "federated",
-    "lightning_parity",
     "parameter_server",
     "parity",
     "precision",
-    "resume",
     "strategies",
     "third_party",
 ]

@@ -113,10 +113,9 @@ def test_why_there_can_be_no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "made by ip, which is not here" in str(namespaces.unavailable())
 
 
-def test_impossible_requests_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_impossible_requests_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="must be positive"):
         benchmark.main(["--ranks", "0"])
-    assert "must be positive" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match="did you mean 'tree'"):
         benchmark.main(["--algorithms", "native,tre"])
     with pytest.raises(ConfigurationError, match="no interface link0 here"):
