@@ -74,7 +74,7 @@ class Communicator:
         self.arrivals = Arrivals(self)
         self.last_source: int | None = None
         self.barriers = 0
-        self._schedules: dict[str, Any] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     @property
     def is_master(self) -> bool:
@@ -328,7 +328,7 @@ class Communicator:
         self.statistics.adopt(made.statistics)
         return made
 
-    def schedule(self, name: str) -> Any:
+    def schedule(self, name: str) -> Schedule:
         """The schedule of topology ``name`` for this group, kept. Raises ConfigurationError for an unknown name."""
         if name not in self._schedules:
             self._schedules[name] = schedule_of(name, self)

@@ -67,6 +67,17 @@ class CostModel:
         Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
+    def of_plain(cls, found: Any) -> CostModel:
+        """From the fields as JSON holds them.
+
+        Raises:
+            KeyError, TypeError, ValueError: ``found`` holds no model.
+        """
+        inside = found["inside"]
+        near = None if inside is None else _link(inside)
+        return cls(_link(found["between"]), near, _number(found["reduction"]))
+
+    @classmethod
     def load(cls, path: Path | str) -> CostModel:
         """Read what :meth:`save` wrote.
 
@@ -80,9 +91,7 @@ class CostModel:
         try:
             if found["format"] != FORMAT:
                 raise ConfigurationError(f"{path} is of format {found['format']!r}, not {FORMAT}: calibrate again.")
-            inside = found["inside"]
-            near = None if inside is None else _link(inside)
-            return cls(_link(found["between"]), near, _number(found["reduction"]))
+            return cls.of_plain(found)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} holds no cost model ({error!r}): calibrate again.") from error
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from drivetrain.comm.schedule import Integers, Messages, Schedule
 from drivetrain.errors import ConfigurationError
@@ -62,7 +63,12 @@ def shares_between_hosts(schedule: Schedule, hosts: Sequence[int]) -> list[Fract
     Raises:
         ConfigurationError: ``hosts`` do not add up to the world size.
     """
-    host = host_of_ranks(schedule.world_size, hosts)
+    return shares_to_other_hosts(schedule, host_of_ranks(schedule.world_size, hosts))
+
+
+def shares_to_other_hosts(schedule: Schedule, host_of: ArrayLike) -> list[Fraction]:
+    """The same, where ``host_of`` is the host of each rank, in whatever order."""
+    host = np.asarray(host_of)
     sent = np.zeros(schedule.world_size, np.int64)
     for each in schedule.rounds:
         messages = each.messages()

@@ -30,6 +30,7 @@ __all__ = [
     "names",
     "recursive_doubling",
     "ring",
+    "takes_hosts",
     "topology",
     "tree",
 ]
@@ -50,18 +51,24 @@ def names() -> list[str]:
     return registry.names("topologies")
 
 
+def takes_hosts(name: str) -> bool:
+    """Whether topology ``name`` asks, by a keyword ``hosts``, for the ranks of each host. Raises as :func:`topology`."""
+    return "hosts" in inspect.signature(topology(name)).parameters
+
+
 def make(name: str, world_size: int, hosts: Sequence[int] | None = None) -> Schedule:
     """The all-reduce of topology ``name`` for ``world_size`` ranks.
 
     Args:
         name: As registered.
         world_size: Number of ranks.
-        hosts: Number of ranks on each host; given to topologies that take it as a keyword of this name.
+        hosts: Number of ranks on each host; where there are several, topologies that take a keyword of this name get
+            it. On a single host all ranks are alike, so that these arrange them as they do without it.
 
     Raises:
         ConfigurationError: there is no such topology, or it cannot be made for these numbers.
     """
     made = topology(name)
-    if hosts is not None and "hosts" in inspect.signature(made).parameters:
+    if hosts is not None and len(hosts) > 1 and takes_hosts(name):
         return made(world_size, hosts=hosts)  # type: ignore[call-arg]
     return made(world_size)
