@@ -1,6 +1,5 @@
 """What the commands share: the word that chooses one, and arguments and files of output whose mistakes are one
-sentence,
-said before any work."""
+sentence, said before any work."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 
 def takes_hosts(name: str) -> bool:
-    """Whether topology ``name`` asks, by a keyword ``hosts``, for the ranks of each host. Raises as :func:`topology`."""
+    """Whether topology ``name`` takes a keyword ``hosts``: the ranks on each. Raises as :func:`topology`."""
     return "hosts" in inspect.signature(topology(name)).parameters
 
 
