@@ -247,6 +247,20 @@ def stored(device: str) -> Calibration | None:
     return Calibration.load(path) if path.exists() else None
 
 
+def needed(device: str) -> Calibration:
+    """As :func:`stored`, where it must be there.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be read.
+    """
+    made = stored(device)
+    if made is None:
+        raise ConfigurationError(
+            f"there is no calibration at {place(device)}: run python -m drivetrain.comm calibrate first."
+        )
+    return made
+
+
 def _curve(values: Mapping[float, float]) -> Curve:
     rising: Iterable[tuple[float, float]] = sorted(values.items())
     sizes, found = zip(*rising, strict=True)

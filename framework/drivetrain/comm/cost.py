@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.comm.arguments import require_schedule
 from drivetrain.comm.counts import host_of_ranks
 from drivetrain.comm.schedule import Integers, Messages, Schedule
 from drivetrain.errors import ConfigurationError
@@ -137,9 +138,9 @@ def profile(schedule: Schedule, hosts: Sequence[int] | None = None) -> Profile:
         hosts: Number of ranks on each host; None: every rank on a host of its own.
 
     Raises:
-        ConfigurationError: ``hosts`` do not add up to the world size.
+        ConfigurationError: ``schedule`` is none, or ``hosts`` do not add up to the world size.
     """
-    n = schedule.world_size
+    n = require_schedule(schedule, "a prediction").world_size
     host = np.arange(n) if hosts is None else host_of_ranks(n, hosts)
     rows = np.array([_round_row(each.messages(), host, n) for each in schedule.rounds]).reshape(-1, 5)
     shares = rows[:, :3] / schedule.chunks
@@ -161,13 +162,31 @@ def _most(place: Integers, chunks: Integers) -> int:
     return int(np.bincount(place, chunks).max())
 
 
-def predict(schedule: Schedule, size_bytes: float, model: CostModel, hosts: Sequence[int] | None = None) -> float:
-    """Seconds that ``schedule`` should take for a tensor of ``size_bytes``; see :func:`profile` for ``hosts``.
+def predict(
+    schedule: Schedule, size_bytes: float, model: CostModel | None = None, hosts: Sequence[int] | None = None
+) -> float:
+    """Seconds that ``schedule`` should take for a tensor of ``size_bytes``.
+
+    Args:
+        schedule: What is to be costed.
+        size_bytes: Of the tensor.
+        model: The links; None takes this machine's, as ``python -m drivetrain.comm calibrate`` found them over Gloo.
+        hosts: As :func:`profile` takes it.
 
     Raises:
-        ConfigurationError: ``hosts`` do not add up to the world size.
+        ConfigurationError: ``schedule``, ``size_bytes`` or ``model`` are none, ``hosts`` do not add up to the world
+            size, or this machine was never calibrated.
     """
-    return profile(schedule, hosts).seconds(size_bytes, model)
+    if isinstance(size_bytes, bool) or not isinstance(size_bytes, int | float | np.number) or not size_bytes >= 0:
+        raise ConfigurationError(f"size_bytes={size_bytes!r} is no number of bytes: pass 0 or more, such as 25e6.")
+    found = profile(schedule, hosts)
+    if model is None:
+        from drivetrain.comm.calibration import needed
+
+        model = needed("cpu").model
+    if not isinstance(model, CostModel):
+        raise ConfigurationError(f"model={model!r} is no CostModel: make one, such as CostModel(Link.of(50e-6, 1e9)).")
+    return found.seconds(float(size_bytes), model)
 
 
 def bus_bandwidth(kind: str, world_size: int, size_bytes: float, seconds: float) -> float:

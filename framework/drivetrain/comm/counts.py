@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
+from drivetrain.comm.arguments import require_schedule, require_whole_list
 from drivetrain.comm.schedule import Integers, Messages, Schedule
 from drivetrain.errors import ConfigurationError
 
@@ -40,6 +41,7 @@ class Counter:
 
 def count(schedule: Schedule) -> Counts:
     """The counts of ``schedule``."""
+    require_schedule(schedule, "count")
     counter = Counter(schedule)
     for each in schedule.rounds:
         counter.add(each.messages())
@@ -50,8 +52,9 @@ def host_of_ranks(world_size: int, hosts: Sequence[int]) -> Integers:
     """The host of each rank, ``(world_size,)``; ``hosts`` are the numbers of ranks on each, which follow each other.
 
     Raises:
-        ConfigurationError: they do not add up to ``world_size``.
+        ConfigurationError: they are no whole numbers, or do not add up to ``world_size``.
     """
+    require_whole_list("hosts", hosts, "[4, 4]")
     if min(hosts, default=0) < 1 or sum(hosts) != world_size:
         raise ConfigurationError(f"hosts={list(hosts)} do not add up to world_size={world_size}: change one.")
     return np.repeat(np.arange(len(hosts)), hosts)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 
 from drivetrain import registry
+from drivetrain.comm.arguments import require_name, require_whole, require_whole_list
 from drivetrain.comm.schedule import Kind, Messages, Round, Schedule, Topology, Transfer
 from drivetrain.comm.topologies.chain import chain
 from drivetrain.comm.topologies.double_tree import double_tree
@@ -42,6 +43,7 @@ def topology(name: str) -> Topology:
     Raises:
         ConfigurationError: no installed distribution registers ``name``.
     """
+    require_name("topology", name, names())
     found: Topology = registry.load("topologies", name)
     return found
 
@@ -69,6 +71,9 @@ def make(name: str, world_size: int, hosts: Sequence[int] | None = None) -> Sche
         ConfigurationError: there is no such topology, or it cannot be made for these numbers.
     """
     made = topology(name)
+    require_whole("world_size", world_size)
+    if hosts is not None:
+        require_whole_list("hosts", hosts, "[4, 4]")
     if hosts is not None and len(hosts) > 1 and takes_hosts(name):
         return made(world_size, hosts=hosts)  # type: ignore[call-arg]
     return made(world_size)
