@@ -43,8 +43,8 @@ class ModelCheckpoint(CheckpointRanking):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.between_steps:
-            return  # among the micro-batches of a window nothing can be saved
+        if not trainer.between_steps and trainer.meanings.checkpoint != "file":
+            return  # a directory cannot hold a window that is not complete
         if not (self._due_by_time(trainer) or self._by_step(trainer)):
             return
         candidates = self._monitor_candidates(trainer)
