@@ -109,7 +109,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward in manual optimisation, through the strategy and the precision."""
-        self.trainer.fit_loop.manual_backward(loss, *args, **kwargs)
+        self.trainer.fit_loop.optimization.manual_backward(loss, *args, **kwargs)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         loss.backward(*args, **kwargs)
@@ -139,7 +139,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         if algorithm not in ("norm", "value"):
             raise ConfigurationError(f"gradient_clip_algorithm is 'norm' or 'value', not {algorithm!r}.")
         raw = getattr(optimizer, "optimizer", optimizer)
-        self.trainer.fit_loop.clip_gradients(raw, float(gradient_clip_val), algorithm)
+        self.trainer.fit_loop.optimization.clip_gradients(raw, float(gradient_clip_val), algorithm)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of several; wrapped so that ``step`` goes through the strategy."""

@@ -101,7 +101,7 @@ class TrainerState:
 
     @property
     def wrapped_optimizers(self) -> list[TrainOptimizer]:
-        return [] if self.fit_loop is None else self.fit_loop.wrapped
+        return [] if self.fit_loop is None else self.fit_loop.optimization.wrapped
 
     @property
     def global_rank(self) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +13,15 @@ from torch.optim import Optimizer
 
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
-from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.errors import TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import Abandoned, takes
+from drivetrain.loops.optimize import Optimization
+from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import MicroStep
 from drivetrain.loops.windows import Window, Windows
-from drivetrain.optimizer import SchedulerConfig, TrainOptimizer, needs_closure
 from drivetrain.sharding import BatchSource, MicroBatch
-from drivetrain.strategy import SkipStep
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -40,7 +38,7 @@ class FitLoop:
         epoch: number of the epoch being trained, from 0.
         batch: micro-batches of this epoch that are done.
         global_step: optimizer steps done (a step of several optimizers on one batch counts once).
-        optimizer_steps: steps of each optimizer, also those that changed nothing (Lightning's ``global_step``).
+        optimization, schedules: the optimizers and what a step goes through; the schedulers and when they step.
         validated: whether the validation that is due after micro-batch ``batch`` has run.
         ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
         logged: the last step at which metrics were written because a log boundary fell on it.
@@ -68,10 +66,7 @@ class FitLoop:
         self.boundary = Boundary(trainer)
         self.epoch = current_epoch
         self.batch = self.batch_idx = 0
-        self._interval = 0
         self.global_step = global_step
-        self.optimizer_steps = optimizer_steps
-        self._counts_optimizers = trainer.meanings.steps == "optimizer"
         self._same_weight = trainer.meanings.window == "batches"
         self.validated = False
         self.ended = False
@@ -82,44 +77,29 @@ class FitLoop:
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
-        self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
-        self._watches = False  # whether a scheduler reads a metric after every step
-        self.plateau_due = False  # whether it still has to, after the step that was made last
         self._validated_at = 0.0  # seconds of training at the last validation that time called for
         self._read_in = current_epoch  # the epoch in which the training loaders were asked for last
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
         self.last_batch_size = 0
-        self.optimizers: list[Optimizer] = []
-        self.wrapped: list[TrainOptimizer] = []
         self.step_takes_index = takes(self.module.training_step, "batch_idx", 1)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
         self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
-        self._stepped = False
-        self._micro: MicroStep | None = None
         self._inner = False
         self._inner_losses: list[tuple[Any, float]] = []  # of the round: loss and weight of each inner step
-        self._default_step = not self.hooks.module_has("optimizer_step")
-        self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
-        self._closures = False
+        self.optimization = Optimization(self, optimizer_steps)
+        self.schedules = Schedules(self)
         self._early_end: EarlyEnd | None = None
         self._trainable = self._which_train()
 
     def use(self, optimizers: list[Optimizer]) -> None:
         """Take the optimizers that the strategy built."""
-        self.optimizers = optimizers
-        self.wrapped = [TrainOptimizer(o, self._step_optimizer, self.module.toggled_optimizer) for o in optimizers]
-        nothing_to_do = (
-            "on_before_optimizer_step" not in self.hooks.active
-            and not self.trainer.gradient_clip_val
-            and self.trainer.nonfinite != "skip"
-            and not self.hooks.module_has("configure_gradient_clipping")
-        )
-        self._before_steps: list[Callable[[], None]] = [
-            _nothing if nothing_to_do else partial(self._before_step, optimizer) for optimizer in optimizers
-        ]
-        self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
+        self.optimization.use(optimizers)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self.optimization.optimizers
 
     # -- what projects read of Lightning's loops ------------------------------------------------------------------
     @property
@@ -150,7 +130,7 @@ class FitLoop:
     @property
     def counted_steps(self) -> int:
         """``trainer.global_step``, which ``max_steps`` and checkpoints' names count."""
-        return self.optimizer_steps if self._counts_optimizers else self.global_step
+        return self.optimization.steps if self.optimization.counts_each else self.global_step
 
     def counters(self) -> dict[str, int]:
         """What a later ``fit`` counts on from."""
@@ -158,7 +138,7 @@ class FitLoop:
             "current_epoch": self.epoch + self.cut,
             "global_step": self.global_step,
             "batches_seen": self.batches_seen,
-            "optimizer_steps": self.optimizer_steps,
+            "optimizer_steps": self.optimization.steps,
         }
 
     # -- a run --------------------------------------------------------------------------------------------------
@@ -167,7 +147,7 @@ class FitLoop:
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self._done() and not (self._unfinished() and self.is_last_batch):
             return
-        self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in trainer.lr_scheduler_configs)
+        self.schedules.start()
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
@@ -232,7 +212,7 @@ class FitLoop:
             self.cut = True
             return
         if self.is_last_batch:
-            self._step_schedulers("epoch", self.epoch + 1, plateau=True)
+            self.schedules.after_epoch(plateau=True)
         self.epoch += 1
         self.batch = 0
         self.ended = self.validated = False
@@ -269,7 +249,7 @@ class FitLoop:
             self.strategy.run_epoch(self, windows)
         except EndEpoch:
             self.is_last_batch = True
-            self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+            self.schedules.after_epoch(plateau=False)
         else:
             if self.batch == 0:
                 raise TrainingError(
@@ -330,7 +310,7 @@ class FitLoop:
         self._inner_losses.clear()
         self.boundary.record(self.global_step, total / weight if weight else 0.0, weight)
         if last:
-            self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+            self.schedules.after_epoch(plateau=False)
         # The others had theirs for each inner batch, between which nothing can be saved.
         self.hooks.of_callbacks("on_train_batch_end", None, None, self.batch - 1, saving=True)
         self._after_batches(self.batch - 1)
@@ -345,8 +325,9 @@ class FitLoop:
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
         trainer, hooks, batches, total = self.trainer, self.hooks, window.batches, window.total
+        optimization = self.optimization
         final = len(batches) - 1
-        self._stepped = False
+        optimization.stepped = False
         self.last_batch_size = int(total)
         if not self._inner:
             self.timing.samples += self.last_batch_size
@@ -362,7 +343,8 @@ class FitLoop:
             trainer.by_step = True
             if "on_train_batch_start" in hooks.active:
                 if hooks("on_train_batch_start", batch, step.index) == -1:
-                    self._drop_gradients(steps)
+                    self.between_steps = True
+                    optimization.drop(steps)
                     if self._early_end is not None:
                         self._early_end.agree(self.epoch, step.index)
                     raise EndEpoch
@@ -373,20 +355,20 @@ class FitLoop:
             phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
             if not self.module.automatic_optimization or self.forward_only:
-                self._manual(step)
-                self.optimizer_steps += self.forward_only and micro.last  # Lightning counts one that changes nothing
+                optimization.manual(step)
+                optimization.steps += self.forward_only and micro.last  # Lightning counts one that changes nothing
             elif number == final:
-                self._automatic(steps)
+                optimization.automatic(steps)
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
             self.between_steps = number == final and not self._inner
             # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
-            if number == final and (self._stepped or self._counts_optimizers) and not self._inner:
+            if number == final and (optimization.stepped or optimization.counts_each) and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *_mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
-                self._step_schedulers("epoch", self.epoch + 1, plateau=False)
+                self.schedules.after_epoch(plateau=False)
             if not self._inner:
                 self.batch = micro.index + 1
                 self.batches_seen += 1
@@ -395,7 +377,7 @@ class FitLoop:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
         if not self._inner:
             self._after_batches(steps[-1].index)
-        elif self._stepped:
+        elif optimization.stepped:
             loss, weight = _mean_loss(steps)
             self._inner_losses.append((loss, weight if steps[-1].weighted else weight * total))
 
@@ -411,154 +393,19 @@ class FitLoop:
         divided = self._same_weight and self.trainer.accumulate_grad_batches > 1
         return loss * (share * self.strategy.data.size) if divided else loss
 
-    def _automatic(self, steps: list[MicroStep]) -> None:
-        """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""
-        last = steps[-1]
-        strategy = self.strategy
-        if not self.optimizers:
-            last.loss = strategy.forward_backward(last)
-            self._stepped = True
-            self.optimizer_steps += 1
-            return
-        called = False
-
-        def closure() -> Any:
-            nonlocal called
-            if called:
-                for step in steps[:-1]:
-                    step.loss = strategy.forward_backward(step)
-            called = True
-            last.loss = strategy.forward_backward(last)
-            return self._window_loss(steps) if self._closures else last.loss
-
-        if self._default_step:
-            optimizer = self.optimizers[0]
-            self._stepped = self._through_strategy(optimizer, closure, self._before_steps[0])
-        else:
-            self.module.optimizer_step(self.epoch, last.index, self.wrapped[0], closure)
-            if not called:
-                raise TrainingError(
-                    f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
-                    " optimizer.step(closure=optimizer_closure)."
-                )
-        if self.timing.on:
-            self.clock = self.timing.add_sampled("optimizer", self.clock)
-
-    def _window_loss(self, steps: list[MicroStep]) -> torch.Tensor:
-        """The loss that LBFGS reads: over all ranks, or its line searches would part."""
-        parts = [step.loss.double() * step.share for step in steps if step.loss is not None]
-        mine = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64, device=self.strategy.device)
-        return torch.stack(self.strategy.gather(mine.reshape(1))).sum()
-
-    def _manual(self, step: MicroStep) -> None:
-        self._micro = step
-        self.strategy.forward(step.call, step.batch)
-        self._micro = None
-        if self.timing.on:
-            self.clock = self.timing.add_sampled("forward", self.clock)
-
-    def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backward of a loss of the micro-batch at hand in manual optimisation."""
-        micro = self._micro
-        if micro is None:
-            raise TrainingError("manual_backward is called outside of training_step: call it within.")
-        if args:
-            kwargs["gradient"] = args[0]
-        self.hooks("on_before_backward", loss)
-        with phase.during(phase.BACKWARD):
-            self.strategy.backward(loss, micro.share, True, **kwargs)
-        self.hooks("on_after_backward")
-
-    def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
-        """What a step goes through that the module makes itself; returns what the closure returned first."""
-        result: list[Any] = []
-
-        def kept() -> Any:
-            result.append(closure())
-            return result[-1]
-
-        before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
-        with phase.during(phase.OPTIMIZER):
-            counts = self._through_strategy(optimizer, None if closure is None else kept, before)
-        self._stepped = self._stepped or counts
-        return result[0] if result else None
-
-    def _through_strategy(self, optimizer: Optimizer, closure: Any, before: Callable[[], None]) -> bool:
-        """Step through the strategy; whether it counts."""
-        stepped = self.strategy.optimizer_step(optimizer, closure, before)
-        if not self._counts_optimizers:
-            self.optimizer_steps += stepped
-            return stepped
-        if not stepped and self.module.automatic_optimization and not self.strategy.contributed:
-            with suppress(SkipStep):  # without any loss there are no gradients, but its hooks are called
-                before()
-        self.optimizer_steps += 1
-        return True
-
-    def _before_step(self, optimizer: Optimizer) -> None:
-        """Hooks, clipping and the finite check, on the gradients' true and global values."""
-        trainer = self.trainer
-        self._complete = True
-        self.hooks("on_before_optimizer_step", optimizer)
-        if trainer.nonfinite == "skip" and not self.strategy.precision.scales:
-            # An infinite bound clips nothing: this is the strategy's own way to the global norm.
-            norm = self.strategy.clip_gradients(optimizer, float("inf"), "norm")
-            if norm is not None and not bool(torch.isfinite(norm)):
-                warnings.warn(f"step {self.global_step + 1} is skipped: its gradient is not finite.", stacklevel=2)
-                raise SkipStep
-        if self.module.automatic_optimization or trainer.gradient_clip_val:
-            self.module.configure_gradient_clipping(
-                optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-            )
-        self._complete = False
-
-    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> None:
-        """Clip true and global gradients. A module that optimises by hand may clip before it steps, when gradients are
-        still this rank's own: they are completed first. The step completes them again, which changes nothing then."""
-        if not self._complete and not self.module.automatic_optimization:
-            self.strategy.reduce_gradients(optimizer, True)
-            self.strategy.precision.unscale(optimizer)
-        self.strategy.clip_gradients(optimizer, value, algorithm)
-
-    def zero_grad(self) -> None:
-        for optimizer in self.optimizers[:1]:
-            if "on_before_zero_grad" in self.hooks.active:
-                self.hooks("on_before_zero_grad", optimizer)
-            if self._default_zero:
-                optimizer.zero_grad()
-            else:
-                self.module.optimizer_zero_grad(self.epoch, self.batch, optimizer)
-
-    def _drop_gradients(self, steps: list[MicroStep]) -> None:
-        self.between_steps = True
-        if len(steps) > 1:
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
-
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
-        if self.trainer.lr_scheduler_configs:
-            self._interval = self._steps_for_schedules()
-            self._step_schedulers("step", self._interval, plateau=False)
-            self.plateau_due = self._watches and bool(self._schedulers_due("step", self._interval, plateau=True))
-
-    def _steps_for_schedules(self) -> int:
-        """What a schedule's ``frequency`` counts: the steps of the run, or of the epoch."""
-        if self.trainer.meanings.frequency == "run":
-            return self.global_step
-        return -(-(self.batch + 1) // self.trainer.accumulate_grad_batches)
+        self.schedules.after_step()
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
-        if self.global_step >= boundary.next_step or boundary.wish_pending() or self.plateau_due:
+        if self.global_step >= boundary.next_step or boundary.wish_pending() or self.schedules.plateau_due:
             self._agree(index)
         if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
             self._validate()
-        if self.plateau_due:
-            self.plateau_due = False
-            self._step_schedulers("step", self._interval, plateau=True)
+        self.schedules.after_metrics()
         if boundary.signal is not None:
             self._obey(boundary.signal)
 
@@ -578,7 +425,7 @@ class FitLoop:
         phase.current.name = phase.BOUNDARY
         clock = perf_counter()
         at_log = self._log_due()
-        known = at_log or self.plateau_due
+        known = at_log or self.schedules.plateau_due
         of = None if trainer.meanings.live_metrics else index
         exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(of) if known else None)
         if at_log:
@@ -623,7 +470,7 @@ class FitLoop:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
         self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
         self.trainer.training, self.trainer.evaluating = False, True
-        if self._stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
+        if self.optimization.stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
             self.hooks.of_module("on_validation_model_zero_grad")
         random_state = rng.capture()
         try:
@@ -635,36 +482,6 @@ class FitLoop:
         self.boundary.agree_to_stop(self.metrics)
         self._obey(self.boundary.signal)
 
-    # -- schedulers ---------------------------------------------------------------------------------------------
-    def _schedulers_due(self, interval: str, count: int, plateau: bool) -> list[SchedulerConfig]:
-        """The schedulers that step after ``count`` intervals; a module that optimises by hand steps its own."""
-        if not self.module.automatic_optimization:
-            return []
-        return [
-            config
-            for config in self.trainer.lr_scheduler_configs
-            if config.interval == interval and config.reduce_on_plateau is plateau and count % config.frequency == 0
-        ]
-
-    def _step_schedulers(self, interval: str, count: int, *, plateau: bool) -> None:
-        """Step what is due; those on a plateau come after the metrics that they watch, the others as soon as can be."""
-        for config in self._schedulers_due(interval, count, plateau):
-            self._step_scheduler(config)
-
-    def _step_scheduler(self, config: SchedulerConfig) -> None:
-        metric = None
-        if config.reduce_on_plateau:
-            known = self.trainer.callback_metrics
-            metric = self.trainer.monitored(config.monitor or "")
-            if metric is None:
-                hint = nearest(config.monitor or "", known)
-                what = f"the scheduler watches {config.monitor!r}, which was not logged: {hint}"
-                if config.strict:
-                    raise ConfigurationError(what)
-                warnings.warn(what, stacklevel=2)
-                return
-        self.module.lr_scheduler_step(config.scheduler, metric)
-
     # -- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -672,11 +489,11 @@ class FitLoop:
             "batch": self.batch,
             "rounds": self.strategy.support.rounds,
             "global_step": self.global_step,
-            "optimizer_steps": self.optimizer_steps,
+            "optimizer_steps": self.optimization.steps,
             "validated": self.validated,
             "ended": self.ended,
             "logged": self.logged,
-            "plateau_due": self.plateau_due,
+            "plateau_due": self.schedules.plateau_due,
             "stop": self.boundary.stop and self.boundary.stop_reason is None,  # a time limit may be another next time
             "is_last_batch": self.is_last_batch,
             "batches_seen": self.batches_seen,
@@ -687,9 +504,9 @@ class FitLoop:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
         self._read_in = self.epoch
-        self.optimizer_steps = state.get("optimizer_steps", self.global_step)
+        self.optimization.steps = state.get("optimizer_steps", self.global_step)
         self.validated, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
-        self.plateau_due = state["plateau_due"]
+        self.schedules.plateau_due = state["plateau_due"]
         self.trainer.should_stop = self.boundary.stop = state["stop"]
         self.is_last_batch = state["is_last_batch"]
         self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
@@ -720,7 +537,3 @@ def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
     if weight == 0:
         return 0.0, 0.0
     return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight
-
-
-def _nothing() -> None:
-    """Before an optimizer step for which nobody wants to do anything."""

@@ -123,7 +123,7 @@ class MicroStep:
 
     def zero_grad(self) -> None:
         if self.first:
-            self._fit.zero_grad()
+            self._fit.optimization.zero_grad()
 
     def before_backward(self, loss: torch.Tensor) -> None:
         fit = self._fit
