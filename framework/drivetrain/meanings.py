@@ -21,6 +21,8 @@ class Meanings:
             ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
             order is that of a ``DistributedSampler`` of the run's seed).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
+        validation: what validation, and the end of training that it may wish for, wait for: ``"step"`` (the optimizer
+            step in whose window it falls due) or ``"batch"`` (nothing: they come within the window).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
@@ -43,6 +45,7 @@ class Meanings:
     steps: str = "batch"
     order: str = "seed"
     window: str = "samples"
+    validation: str = "step"
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
@@ -64,6 +67,7 @@ LIGHTNING = Meanings(
     steps="optimizer",
     order="torch",
     window="batches",
+    validation="batch",
     frequency="epoch",
     modes="kept",
     checks_resumed=True,

@@ -147,8 +147,15 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
 
 def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
     """Where training stood after the last optimizer step: a window that is not complete is trained anew."""
-    late = 0 if trainer.between_steps else loops["batch"] % trainer.accumulate_grad_batches
-    return {**loops, "batch": loops["batch"] - late, "batches_seen": loops["batches_seen"] - late}
+    if trainer.between_steps:
+        return loops
+    late = loops["batch"] % trainer.accumulate_grad_batches
+    return {
+        **loops,
+        "batch": loops["batch"] - late,
+        "batches_seen": loops["batches_seen"] - late,
+        "validated": True,  # what was due after that step came before the window
+    }
 
 
 def find(trainer: Trainer, spec: str | Path | None) -> Path | None:

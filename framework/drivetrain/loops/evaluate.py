@@ -167,7 +167,8 @@ class EvaluateLoop:
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
         objects = metrics.torchmetrics(exchange.columns)
-        step_done = trainer.batches_stepped - (trainer.stage == "fit")  # within fit: beside the step that came before
+        # Within fit it is written beside the step that came before, or that is being made.
+        step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.publish(epoch.joined(objects), step=step_done)
         self.results = self._by_loader(epoch.values | objects.values | epoch.own)
 

@@ -44,6 +44,7 @@ class FitLoop:
         logged: the last step at which metrics were written because a log boundary fell on it.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
+        same_weight: whether the micro-batches of a window weigh the same, whatever their samples.
         forward_only: set by a callback at an epoch's start: its batches only run forward (statistics of BatchNorm).
     """
 
@@ -67,13 +68,15 @@ class FitLoop:
         self.epoch = current_epoch
         self.batch = self.batch_idx = 0
         self.global_step = global_step
-        self._same_weight = trainer.meanings.window == "batches"
+        self.same_weight = trainer.meanings.window == "batches"
         self.validated = False
         self.ended = False
         self.logged = global_step
         self.between_steps = True
         self.forward_only = False
         self.batches_seen = batches_seen
+        self._at_each_batch = trainer.meanings.validation == "batch"
+        self._newest = 1  # batches since validation was thought of last: one, or a window's
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
@@ -243,6 +246,8 @@ class FitLoop:
         trainer.restore_random_state()
         self._broken = False
         if resumed and self.batch:  # the checkpoint may be of a moment before any of this
+            window = (self.batch - 1) % trainer.accumulate_grad_batches + 1
+            self._newest = 1 if self._at_each_batch else window
             self.keep_log_boundary()
             self._after_batches(self.batch - 1)
         try:
@@ -300,6 +305,7 @@ class FitLoop:
     def outer(self, samples: int, last: bool = True) -> None:
         """Count a round as one global step; what was logged in it, and its loss, are means over all its batches."""
         self.is_last_batch, self.between_steps, self.validated = last, True, False
+        self._newest = 1
         self.batch += 1
         self.batches_seen += 1
         self.last_batch_size = samples
@@ -328,13 +334,13 @@ class FitLoop:
         optimization = self.optimization
         final = len(batches) - 1
         optimization.stepped = False
-        self.last_batch_size = int(total)
-        if not self._inner:
-            self.timing.samples += self.last_batch_size
+        self.last_batch_size = int(total or 0)
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             self.is_last_batch, self.batch_idx = micro.last, micro.index
+            if total is None:
+                self.last_batch_size += micro.total
             batch = self.trainer.to_device(micro)
             share = self._share(micro, window)
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
@@ -375,28 +381,41 @@ class FitLoop:
                 self.validated = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
+            if self._at_each_batch and not self.between_steps and not self._inner and self._within_window():
+                self.between_steps = True
+                optimization.drop(steps)
+                return
         if not self._inner:
+            self.timing.samples += self.last_batch_size
+            self._newest = 1 if self._at_each_batch else len(batches)
             self._after_batches(steps[-1].index)
         elif optimization.stepped:
             loss, weight = _mean_loss(steps)
-            self._inner_losses.append((loss, weight if steps[-1].weighted else weight * total))
+            self._inner_losses.append((loss, weight if steps[-1].weighted else weight * (total or 0.0)))
 
     def _share(self, micro: MicroBatch, window: Window) -> float:
         """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
-        if not self._same_weight:
+        if not self.same_weight:
+            assert window.total is not None
             return micro.weight / window.total
         ranks = self.strategy.data.size if self.source.own_stream else 1
         return micro.weight / micro.total / len(window.batches) / ranks
 
     def normalised(self, loss: torch.Tensor, share: float) -> torch.Tensor:
         """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
-        divided = self._same_weight and self.trainer.accumulate_grad_batches > 1
+        divided = self.same_weight and self.trainer.accumulate_grad_batches > 1
         return loss * (share * self.strategy.data.size) if divided else loss
 
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
         self.schedules.after_step()
+
+    def _within_window(self) -> bool:
+        """Validate where that is due among the batches of a window; whether training stops there, its step unmade."""
+        if self.trainer.validation is not None and self._validation_due(last=False):
+            self._validate()
+        return self._stop()
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
@@ -454,7 +473,7 @@ class FitLoop:
         if due == float("inf"):
             return last
         done = self.batches_seen if every is None else self.batch
-        return done > 0 and done % int(due) == 0
+        return done // int(due) > (done - self._newest) // int(due)  # one due within a window comes after it
 
     def _validation_time_over(self, seconds: float) -> bool:
         """Whether so much training time passed since the last validation, of the rank that trained longest as the ranks
@@ -470,7 +489,8 @@ class FitLoop:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
         self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
         self.trainer.training, self.trainer.evaluating = False, True
-        if self.optimization.stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
+        # Gradients of an incomplete window are kept; a module that optimises by hand may be accumulating.
+        if self.between_steps and (self.optimization.stepped or self.module.automatic_optimization):
             self.hooks.of_module("on_validation_model_zero_grad")
         random_state = rng.capture()
         try:

@@ -112,7 +112,7 @@ class ModelCheckpoint(CheckpointRanking):
         """Whether the training epoch's end is the moment, and not validation's."""
         if self._save_on_train_epoch_end is not None:
             return self._save_on_train_epoch_end
-        if trainer.check_val_every_n_epoch != 1:
+        if trainer.check_val_every_n_epoch != 1 or trainer.val_check_seconds is not None:
             return False
         return not has_validation(trainer) or trainer.val_check_interval == 1.0
 
