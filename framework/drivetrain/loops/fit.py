@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from drivetrain import stage_data
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import Abandoned, takes
+from drivetrain.loops.names import LoopNames
 from drivetrain.loops.optimize import Optimization
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import MicroStep
@@ -31,7 +33,7 @@ class EndEpoch(Exception):
     """``on_train_batch_start`` returned -1: no more batches in this epoch."""
 
 
-class FitLoop:
+class FitLoop(LoopNames):
     """Trains. Its public attributes are where training stands; a checkpoint holds them.
 
     Attributes:
@@ -51,14 +53,15 @@ class FitLoop:
     def __init__(
         self,
         trainer: Trainer,
-        source: BatchSource,
+        source: BatchSource | None = None,
         current_epoch: int = 0,
         global_step: int = 0,
         batches_seen: int = 0,
         optimizer_steps: int = 0,
     ) -> None:
         self.trainer = trainer
-        self.source = source
+        self._source = source
+        self._order: dict[str, Any] = {}  # of a source that is not there yet
         self.module = trainer.lightning_module
         self.strategy = trainer.strategy
         self.hooks = trainer.hooks
@@ -104,14 +107,33 @@ class FitLoop:
     def optimizers(self) -> list[Optimizer]:
         return self.optimization.optimizers
 
-    # -- what projects read of Lightning's loops ------------------------------------------------------------------
     @property
-    def epoch_loop(self) -> FitLoop:
-        """Lightning's loop of one epoch, here the same object."""
-        return self
+    def source(self) -> BatchSource:
+        """The training data, asked for where it was not yet."""
+        if self._source is None:
+            self._source = stage_data.training(self.trainer)
+            self._source.load_state_dict(self._order)
+        return self._source
 
+    @source.setter
+    def source(self, source: BatchSource) -> None:
+        self._source = source
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What the order of the epoch's data comes from, for a checkpoint."""
+        return self._order if self._source is None else self._source.state_dict()
+
+    @order.setter
+    def order(self, order: dict[str, Any]) -> None:
+        self._order = order
+        if self._source is not None:
+            self._source.load_state_dict(order)
+
+    # -- what projects read of Lightning's loops ------------------------------------------------------------------
     def setup_data(self) -> None:
-        """Nothing: the loaders are there before optimizers are configured."""
+        """Ask for the training loaders now, where that was not done yet."""
+        self.trainer.open_training_data()
 
     @property
     def total_batch_idx(self) -> int:
@@ -121,14 +143,6 @@ class FitLoop:
     @property
     def _batches_that_stepped(self) -> int:
         return self.global_step
-
-    @property
-    def max_epochs(self) -> int:
-        return self.trainer.max_epochs
-
-    @max_epochs.setter
-    def max_epochs(self, value: int | None) -> None:
-        self.trainer.max_epochs = -1 if value is None else value
 
     @property
     def counted_steps(self) -> int:
@@ -147,6 +161,7 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
+        source = self.source
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self._done() and not (self._unfinished() and self.is_last_batch):
             return
@@ -154,7 +169,9 @@ class FitLoop:
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
-            self.source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
+            source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
+        if self._validates_in_epoch():
+            stage_data.validation(trainer)
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
@@ -186,7 +203,7 @@ class FitLoop:
 
     def _done(self) -> bool:
         trainer = self.trainer
-        if self.source.length == 0:
+        if self._source is not None and self._source.length == 0:
             return True
         if trainer.max_steps != -1 and self.counted_steps >= trainer.max_steps:
             return True
@@ -236,7 +253,7 @@ class FitLoop:
         resumed, self.resumed = self.resumed, False
         every = trainer.reload_dataloaders_every_n_epochs
         if every and self.epoch - self._read_in >= every:
-            self.source, self._read_in = trainer.reload_sources("train")[0], self.epoch
+            self.source, self._read_in = stage_data.ask_again(trainer, "train")[0], self.epoch
             self.source.open(keep=False)
         self.source.set_epoch(self.epoch)
         self.forward_only = False
@@ -458,12 +475,14 @@ class FitLoop:
         if signal is not None:
             self.trainer.interrupt(signal)
 
+    def _validates_in_epoch(self) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        return self.trainer.has_validation and (every is None or (self.epoch + 1) % every == 0)
+
     def _validation_due(self, last: bool) -> bool:
         trainer = self.trainer
-        if not trainer.has_validation:
-            return False
         every = trainer.check_val_every_n_epoch
-        if every is not None and (self.epoch + 1) % every != 0:
+        if not self._validates_in_epoch():
             return False
         if self._stop():  # what training ends with is validated
             return True
