@@ -32,7 +32,7 @@ class Meanings:
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
-        keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks are told
+        keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
