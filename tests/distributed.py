@@ -23,8 +23,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.ports import free_port
+
 PR_SET_PDEATHSIG = 1
-SETTLE = 0.5  # seconds that the other ranks have to report an earlier failure, or to end
+SETTLE = 0.5  # seconds that the other ranks have to report an earlier failure
+END = 10.0  # seconds that they have to end; only what stays waits for them
 
 
 class RankError(AssertionError):
@@ -66,8 +69,7 @@ def run_job(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float 
     Raises:
         RankError: as :func:`run_ranks`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def placed(rank: int, size: int, *rest: Any) -> Any:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
@@ -107,7 +109,7 @@ def _run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout
         for process in processes:
             process.join(timeout=10.0)
         for rank, process in enumerate(processes):
-            if _alive_in_group(process.pid, settle=SETTLE):
+            if _alive_in_group(process.pid, settle=END):
                 raise RankError(rank, f"it left a process behind, or did not end: exit code {process.exitcode}")
         return values
     finally:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 KEPT_FILES = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage"}
 KEPT_VARIABLES = {"PYTEST_CURRENT_TEST"}
 KEPT_THREADS = {"pt_autograd_0"}
-SETTLE = 1.0  # seconds that something on its way out may take
+SETTLE = 10.0  # seconds that something on its way out may take on a busy machine; only what stays waits for them
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ def difference(before: Snapshot, after: Snapshot) -> list[str]:
     return lines
 
 
-def left_behind(before: Snapshot, settle: float = SETTLE) -> list[str]:
-    """The lines of :func:`difference` that are still true after ``settle`` seconds."""
-    deadline = time.monotonic() + settle
+def left_behind(before: Snapshot, settle: float | None = None) -> list[str]:
+    """The lines of :func:`difference` that are still true after ``settle`` seconds (default: ``SETTLE``)."""
+    deadline = time.monotonic() + (SETTLE if settle is None else settle)
     while lines := difference(before, snapshot()):
         if time.monotonic() > deadline:
             break

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests import leaks
+from tests import distributed, leaks
 from tests.distributed import RankError
 
 
@@ -64,7 +64,8 @@ def test_late_ranks_are_killed(run_ranks: Callable[..., Any]) -> None:
         run_ranks(lambda rank, world_size: time.sleep(30 * rank), 2, timeout=1.0)
 
 
-def test_a_rank_may_leave_no_process(run_ranks: Callable[..., Any]) -> None:
+def test_a_rank_may_leave_no_process(run_ranks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "END", 0.5)
     with pytest.raises(RankError, match="left a process behind"):
         run_ranks(lambda rank, world_size: subprocess.Popen(["sleep", "30"]).pid, 1)
 
@@ -147,7 +148,7 @@ def test_each_kind_of_leak_is_caught(make: Callable[[], Callable[[], Any]], kind
 
 
 def test_a_leaking_test_fails(pytester: pytest.Pytester, repository: Path) -> None:
-    pytester.makeconftest("from tests.conftest import nothing_left_behind")
+    pytester.makeconftest("from tests import leaks\nleaks.SETTLE = 0.2\nfrom tests.conftest import nothing_left_behind")
     pytester.makepyfile("import os\ndef test_leak(): os.environ['LEFT'] = '1'\ndef test_clean(): pass")
     environment = {**os.environ, "PYTHONPATH": str(repository)}
     done = subprocess.run(
