@@ -24,8 +24,8 @@ class Meanings:
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
             with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
-        validation: what validation, and the end of training that it may wish for, wait for: ``"step"`` (the optimizer
-            step in whose window it falls due) or ``"batch"`` (nothing: they come within the window).
+        moments: what validation, the end of training and monitors of training wait for where they fall due within an
+            accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
@@ -52,7 +52,7 @@ class Meanings:
     order: str = "seed"
     loaders: str = "first"
     window: str = "samples"
-    validation: str = "step"
+    moments: str = "step"
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
@@ -77,7 +77,7 @@ LIGHTNING = Meanings(
     order="torch",
     loaders="needed",
     window="batches",
-    validation="batch",
+    moments="batch",
     frequency="epoch",
     modes="kept",
     checks_resumed=True,
