@@ -416,10 +416,9 @@ class BatchSource:
         numbered = enumerate(opened)
         for _ in range(start):
             next(numbered, None)
-        dataset = getattr(self.loader, "dataset", None)
-        if self.full_length != float("inf") and not isinstance(dataset, IterableDataset):
+        if self.full_length != float("inf") and self.counted:
             return self._read_sized(numbered, start)
-        return self._read_unsized(numbered, next(numbered, None))  # what a stream says of its length is a guess
+        return self._read_unsized(numbered, next(numbered, None))
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where that is not the seed."""
@@ -433,6 +432,12 @@ class BatchSource:
         """What this source was made of, as the project gave it."""
         combined = getattr(self.loader, "combined", None)
         return self.loader if combined is None else combined.iterables
+
+    @property
+    def counted(self) -> bool:
+        """Whether there are ``length`` batches for certain; what a stream says of its length is a guess."""
+        stream = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
+        return self.length != float("inf") and not (self.natural and stream)
 
     @property
     def plain(self) -> bool:

@@ -23,6 +23,7 @@ from drivetrain.lightning.plugins import precision_among
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, meaning_of
 from drivetrain.logger import Logger
+from drivetrain.loops.names import LoopToCome
 from drivetrain.meanings import LIGHTNING
 from drivetrain.precision import Precision
 
@@ -136,6 +137,11 @@ class Trainer(drivetrain.trainer.Trainer):
             if getattr(self, f"limit_{kind}_batches") is None:
                 setattr(self, f"limit_{kind}_batches", 1.0)
         self.default_root_dir = os.fspath(self.default_root_dir)  # type: ignore[assignment]
+
+    @property
+    def fit_loop(self) -> Any:
+        """The training loop, or what stands for it until a fit has begun."""
+        return LoopToCome(self) if self.loop is None else self.loop
 
     @property
     def log_dir(self) -> str | None:
