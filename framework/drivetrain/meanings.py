@@ -31,10 +31,13 @@ class Meanings:
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
+        examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
+            logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
+        stop_logged: whether a batch after which training is asked to stop is written to the loggers whatever its number.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
@@ -56,9 +59,11 @@ class Meanings:
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
+    examples: str = "kept"
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
+    stop_logged: bool = False
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
@@ -81,9 +86,11 @@ LIGHTNING = Meanings(
     frequency="epoch",
     modes="kept",
     checks_resumed=True,
+    examples="drawn",
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},
+    stop_logged=True,
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",

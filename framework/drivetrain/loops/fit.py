@@ -213,9 +213,11 @@ class FitLoop(LoopNames):
 
     def _stop(self) -> bool:
         """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""
-        trainer, boundary = self.trainer, self.boundary
-        wished = trainer.should_stop if boundary.alone else boundary.stop
-        return wished and self.epoch >= (trainer.min_epochs or 0) and self.counted_steps >= (trainer.min_steps or 0)
+        least_epochs, least_steps = self.trainer.min_epochs or 0, self.trainer.min_steps or 0
+        return self._stop_wished() and self.epoch >= least_epochs and self.counted_steps >= least_steps
+
+    def _stop_wished(self) -> bool:
+        return self.trainer.should_stop if self.boundary.alone else self.boundary.stop
 
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
@@ -447,7 +449,10 @@ class FitLoop(LoopNames):
 
     # -- boundaries ---------------------------------------------------------------------------------------------
     def _log_due(self) -> bool:
-        return self.global_step != self.logged and self.global_step % self.trainer.log_every_n_steps == 0
+        if self.global_step == self.logged:
+            return False
+        stops = self.trainer.meanings.stop_logged and self._stop_wished()
+        return stops or self.global_step % self.trainer.log_every_n_steps == 0
 
     def keep_log_boundary(self) -> None:
         """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
