@@ -24,8 +24,8 @@ class Meanings:
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
             with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
-        validation: what validation, and the end of training that it may wish for, wait for: ``"step"`` (the optimizer
-            step in whose window it falls due) or ``"batch"`` (nothing: they come within the window).
+        moments: what validation, the end of training and monitors of training wait for where they fall due within an
+            accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
@@ -37,7 +37,6 @@ class Meanings:
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
-        stop_logged: whether a batch after which training is asked to stop is written to the loggers whatever its number.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
@@ -55,7 +54,7 @@ class Meanings:
     order: str = "seed"
     loaders: str = "first"
     window: str = "samples"
-    validation: str = "step"
+    moments: str = "step"
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
@@ -63,7 +62,6 @@ class Meanings:
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
-    stop_logged: bool = False
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
@@ -82,7 +80,7 @@ LIGHTNING = Meanings(
     order="torch",
     loaders="needed",
     window="batches",
-    validation="batch",
+    moments="batch",
     frequency="epoch",
     modes="kept",
     checks_resumed=True,
@@ -90,7 +88,6 @@ LIGHTNING = Meanings(
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},
-    stop_logged=True,
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",

@@ -11,10 +11,12 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
 from drivetrain.meanings import Meanings
 from drivetrain.states import RunningStage, State, TrainerFn, TrainerStatus
+from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.loops.evaluate import EvaluateLoop
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from drivetrain.optimizer import TrainOptimizer
     from drivetrain.precision import Precision
     from drivetrain.sharding import BatchSource
-    from drivetrain.strategy import Strategy
     from drivetrain.trainer import Trainer
 
 
@@ -105,6 +106,20 @@ class TrainerState:
     @property
     def optimizers(self) -> list[Optimizer]:
         return [] if self.loop is None else self.loop.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Step these from here on.
+
+        Raises:
+            ConfigurationError: there is no fit, or its strategy made optimizers of its own out of the module's.
+        """
+        if self.loop is None or type(self.strategy).build_optimizers is not Strategy.build_optimizers:
+            raise ConfigurationError(
+                "trainer.optimizers is set within a fit, under strategies that step optimizers as they are: return them"
+                " from configure_optimizers."
+            )
+        self.loop.use(list(optimizers))
 
     @property
     def wrapped_optimizers(self) -> list[TrainOptimizer]:

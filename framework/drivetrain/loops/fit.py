@@ -18,7 +18,7 @@ from drivetrain.errors import TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import Abandoned, takes
-from drivetrain.loops.names import LoopNames
+from drivetrain.loops.names import Count, LoopNames, Progress
 from drivetrain.loops.optimize import Optimization
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import MicroStep
@@ -69,7 +69,8 @@ class FitLoop(LoopNames):
         self.timing = trainer.timing
         self.boundary = Boundary(trainer)
         self.epoch = current_epoch
-        self.batch = self.batch_idx = 0
+        self.batch, self.batch_idx = 0, -1
+        self._in_batch = False
         self.global_step = global_step
         self.same_weight = trainer.meanings.window == "batches"
         self.validated = False
@@ -78,7 +79,7 @@ class FitLoop(LoopNames):
         self.between_steps = True
         self.forward_only = False
         self.batches_seen = batches_seen
-        self._at_each_batch = trainer.meanings.validation == "batch"
+        self._at_each_batch = trainer.meanings.moments == "batch"
         self._newest = 1  # batches since validation was thought of last: one, or a window's
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
@@ -138,7 +139,35 @@ class FitLoop(LoopNames):
     @property
     def total_batch_idx(self) -> int:
         """Number of the batch at hand, counted over epochs."""
-        return self.batches_seen - (self.batch > self.batch_idx)
+        return self.batches_seen - (not self._in_batch)
+
+    @property
+    def batch_progress(self) -> Progress:
+        """Counts of batches."""
+        done, total = self.batch_idx + 1 - self._in_batch, self.batches_seen
+        taken = self._in_batch
+        current = Count(done + taken, done + taken, done, done)
+        return Progress(current, Count(total + taken, total + taken, total, total), self.is_last_batch)
+
+    @property
+    def epoch_is_over(self) -> bool:  # type: ignore[override]
+        return self.ended
+
+    def begin_at(self, epoch: int) -> None:
+        """Go on from this epoch."""
+        self.epoch = epoch
+
+    @property
+    def done(self) -> bool:
+        """Whether the limits are reached."""
+        return self._done()
+
+    skip = done
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the run goes on within an epoch of a checkpoint."""
+        return self.resumed
 
     @property
     def _batches_that_stepped(self) -> int:
@@ -213,11 +242,9 @@ class FitLoop(LoopNames):
 
     def _stop(self) -> bool:
         """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""
-        least_epochs, least_steps = self.trainer.min_epochs or 0, self.trainer.min_steps or 0
-        return self._stop_wished() and self.epoch >= least_epochs and self.counted_steps >= least_steps
-
-    def _stop_wished(self) -> bool:
-        return self.trainer.should_stop if self.boundary.alone else self.boundary.stop
+        trainer, boundary = self.trainer, self.boundary
+        wished = trainer.should_stop if boundary.alone else boundary.stop
+        return wished and self.epoch >= (trainer.min_epochs or 0) and self.counted_steps >= (trainer.min_steps or 0)
 
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
@@ -357,7 +384,7 @@ class FitLoop(LoopNames):
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
-            self.is_last_batch, self.batch_idx = micro.last, micro.index
+            self.is_last_batch, self.batch_idx, self._in_batch = micro.last, micro.index, True
             if total is None:
                 self.last_batch_size += micro.total
             batch = self.trainer.to_device(micro)
@@ -398,6 +425,7 @@ class FitLoop(LoopNames):
                 self.batch = micro.index + 1
                 self.batches_seen += 1
                 self.validated = False
+            self._in_batch = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
             if self._at_each_batch and not self.between_steps and not self._inner and self._within_window():
@@ -449,10 +477,9 @@ class FitLoop(LoopNames):
 
     # -- boundaries ---------------------------------------------------------------------------------------------
     def _log_due(self) -> bool:
-        if self.global_step == self.logged:
-            return False
-        stops = self.trainer.meanings.stop_logged and self._stop_wished()
-        return stops or self.global_step % self.trainer.log_every_n_steps == 0
+        trainer = self.trainer
+        stopping = self._at_each_batch and self.boundary.alone and trainer.should_stop
+        return self.global_step != self.logged and (stopping or self.global_step % trainer.log_every_n_steps == 0)
 
     def keep_log_boundary(self) -> None:
         """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""

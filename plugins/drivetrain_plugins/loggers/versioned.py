@@ -85,7 +85,7 @@ class VersionedLogger(Logger):
     def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Names with the prefix, values as Python numbers."""
         join = f"{self._prefix}-" if self._prefix else ""
-        return {f"{join}{name}": float(value) for name, value in metrics.items()}
+        return {f"{join}{name}": value if type(value) is int else float(value) for name, value in metrics.items()}
 
     @first_worker_only
     def log_hyperparams(self, params: Any = None, metrics: Mapping[str, float] | None = None) -> None:
