@@ -92,7 +92,9 @@ class Exchange:
     def joined(self, other: Exchange) -> Exchange:
         """With the values of another exchange of the same moment."""
         columns = {**self.columns, **other.columns}
-        return replace(self, values=self.values | other.values, columns=columns, own=self.own | other.own)
+        return replace(
+            self, values=in_order(self.values | other.values, columns), columns=columns, own=self.own | other.own
+        )
 
 
 @dataclass(slots=True)
@@ -396,8 +398,8 @@ class Metrics:
             for listed in self.communicator.all_gather_plain(mine):
                 tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
             for table in tables:
-                result.columns = {**table, **result.columns}
-        for name in sorted(set().union(*tables)):
+                result.columns |= {name: column for name, column in table.items() if name not in result.columns}
+        for name in result.columns:
             value = _combine(name, tables)
             if value is not None:
                 result.values[name] = value
@@ -431,8 +433,8 @@ class Metrics:
                 columns[entry.forked("epoch")] = entry.column()
         return columns
 
-    def torchmetrics(self, columns: dict[str, Column]) -> Exchange:
-        """Values of the logged torchmetrics metrics, which gather their own states; they are reset after.
+    def torchmetrics(self, columns: dict[str, Column], reset: bool = True) -> Exchange:
+        """Values of the logged torchmetrics metrics, which gather their own states; they are ``reset`` after.
 
         ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
         the module, so that a rank that had no batch takes part with the metric's empty state.
@@ -455,7 +457,7 @@ class Metrics:
                     " parts, or a MetricCollection through log_dict."
                 )
             values[name] = float(value)
-        for metric in metrics.values():
+        for metric in metrics.values() if reset else ():
             metric.reset()
         return Exchange(values, found, [], [])
 
@@ -499,6 +501,11 @@ class Metrics:
             for step in map(tuple, steps):
                 same = known.steps and known.steps[-1][0] == step[0]
                 known.steps = [_joined(known.reduction, known.steps[-1], step) if same else step]
+
+
+def in_order(values: dict[str, float], columns: Iterable[str]) -> dict[str, float]:
+    """``values`` in the order of ``columns``, in which they were logged."""
+    return {name: values[name] for name in columns if name in values}
 
 
 def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:

@@ -32,6 +32,7 @@ from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
+    from drivetrain.callback import Callback
     from drivetrain.checkpoint import Loaded
     from drivetrain.data import DataModule
     from drivetrain.trainer import Trainer
@@ -166,6 +167,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     _agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
+    _let_log(module, trainer.callbacks)
     if request.stage == "fit":
         _check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
@@ -174,6 +176,14 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if trainer.meanings.live_metrics:
         trainer.forget_metrics()
     trainer.status = "running"
+
+
+def _let_log(module: TrainModule, callbacks: list[Callback]) -> None:
+    """Let callbacks call ``self.log`` and ``self.log_dict``, which are the module's, unless they have their own."""
+    for callback in callbacks:
+        for name in ("log", "log_dict"):
+            if not hasattr(type(callback), name):
+                setattr(callback, name, getattr(module, name))
 
 
 def _stage(trainer: Trainer, request: Request) -> Any:
@@ -312,8 +322,11 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     _log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
-    if loaded is None or (fit.ended and trainer.meanings.checks_resumed):
+    checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
+    if loaded is None or (checks_resumed and trainer.max_steps == -1):
         _sanity_check(trainer)
+    elif checks_resumed:
+        trainer.forget_metrics()  # as a check would have
     fit.run()
     hooks("on_fit_end")
 
@@ -321,7 +334,11 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
 def _configure(trainer: Trainer) -> list[Optimizer]:
     """The module's optimizers; its schedulers go to the trainer. Refuses what the strategy does not do."""
     module = trainer.lightning_module
-    optimizers, trainer.lr_scheduler_configs = parse_configuration(module.configure_optimizers())
+    optimizers, trainer.lr_scheduler_configs = parse_configuration(
+        module.configure_optimizers(),
+        steps_schedulers=module.automatic_optimization,
+        warns=trainer.meanings.extra_keys == "warn",
+    )
     if module.automatic_optimization and len(optimizers) > 1:
         raise ConfigurationError(
             f"{type(module).__name__} configures {len(optimizers)} optimizers: set automatic_optimization = False and"

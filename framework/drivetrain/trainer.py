@@ -29,7 +29,7 @@ from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
 from drivetrain.launch import Job
 from drivetrain.logger import Logger, SilentLogger
 from drivetrain.meanings import OWN, Meanings
-from drivetrain.metrics import Exchange, Metrics
+from drivetrain.metrics import Exchange, Metrics, in_order
 from drivetrain.module import TrainModule
 from drivetrain.parts import callbacks_of, loggers_of, precision_of, profiler_of
 from drivetrain.placement import place
@@ -610,7 +610,7 @@ class Trainer(TrainerState):
     def write_metrics(self, exchange: Exchange, step: int, epoch: bool = True) -> None:
         """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called
         ``step`` was logged. ``epoch``: beside the number of the epoch."""
-        known = exchange.values | exchange.own
+        known = in_order(exchange.values | exchange.own, exchange.columns)
         scalars = {name: value for name, value in known.items() if exchange.columns[name].logger}
         if not scalars:
             return
@@ -623,6 +623,8 @@ class Trainer(TrainerState):
         if self.is_global_zero:
             for logger in self.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))
+                if not logger.saves_by_itself:
+                    logger.save()
 
     def forget_metrics(self) -> None:
         self._shown = {"callback": {}, "log": {}, "bar": {}}

@@ -95,8 +95,7 @@ class GradClipAlgorithmType(StrEnum):
     NORM = "norm"
 
 
-class MisconfigurationException(ConfigurationError):
-    """Lightning's name of a request that cannot be carried out as written."""
+MisconfigurationException = ConfigurationError  # Lightning's name; a project catches what the Trainer raises
 
 
 class PossibleUserWarning(UserWarning):

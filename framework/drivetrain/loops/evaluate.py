@@ -11,7 +11,7 @@ import torch
 
 from drivetrain.comm import phase
 from drivetrain.launch import signals
-from drivetrain.metrics import Entry, Exchange, Metrics
+from drivetrain.metrics import Entry, Exchange, Metrics, in_order
 from drivetrain.sharding import BatchSource, MicroBatch
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class EvaluateLoop:
         sources: the loaders; none where they were not asked for yet.
         metrics: what was logged.
         results: one dict of metrics per loader.
+        has_run: whether the last pass that was no sanity check evaluated a batch.
     """
 
     def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
@@ -67,6 +68,7 @@ class EvaluateLoop:
         self.metrics: Metrics = trainer.new_metrics()
         self.use(sources or [])
         self.results: list[dict[str, float]] = []
+        self.has_run = False
         self._passes = 0
         self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
         self._told: set[int] = set()
@@ -85,6 +87,7 @@ class EvaluateLoop:
         former, trainer.metrics = trainer.metrics, self.metrics
         by_step, trainer.by_step = None if trainer.by_step is None else False, None
         self.metrics.reset()
+        self.has_run = False
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         try:
             trainer.remember_modes()
@@ -111,7 +114,9 @@ class EvaluateLoop:
         trainer = self.trainer
         several = trainer.strategy.communicator.world_size > 1
         if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
-            trainer.publish(self.metrics.exchange(self.metrics.epoch_columns()), step=0, write=False)
+            so_far = self.metrics.exchange(self.metrics.epoch_columns())
+            objects = self.metrics.torchmetrics(so_far.columns, reset=False)
+            trainer.publish(so_far.joined(objects), step=0, write=False)
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
@@ -139,6 +144,7 @@ class EvaluateLoop:
                     hooks.current = former
 
             output = strategy.evaluation_step(call, batch)
+            self.has_run = not trainer.sanity_checking
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
             if trainer.meanings.live_metrics:
                 self._write_step(source.index)
@@ -178,7 +184,7 @@ class EvaluateLoop:
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.publish(epoch.joined(objects), step=step_done)
-        self.results = self._by_loader(epoch.values | objects.values | epoch.own)
+        self.results = self._by_loader(in_order(epoch.values | objects.values | epoch.own, exchange.columns))
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         longest = 1 + max(by_batch, default=0)

@@ -81,7 +81,7 @@ class FitLoop(LoopNames):
         self.batches_seen = batches_seen
         self._at_each_batch = trainer.meanings.moments == "batch"
         self._newest = 1  # batches since validation was thought of last: one, or a window's
-        self.resumed = False
+        self.resumed = self.restored = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
         self._validated_at = 0.0  # seconds of training at the last validation that time called for
@@ -198,7 +198,8 @@ class FitLoop(LoopNames):
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
-            source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
+            # A later call of fit opens anew, in Lightning's natural order.
+            source.open(keep=self.epoch == 0 or self.restored)
         if self._validates_in_epoch():
             stage_data.validation(trainer)
         hooks("on_train_start")
@@ -316,7 +317,8 @@ class FitLoop(LoopNames):
         trainer.keep_metrics()
         trainer.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
-            trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
+            so_far = boundary.agree(metrics, metrics.epoch_columns())
+            trainer.publish(so_far.joined(metrics.torchmetrics(so_far.columns, reset=False)), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
@@ -584,6 +586,7 @@ class FitLoop(LoopNames):
         self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
         self._count_batches_anew(state.get("rounds", False))
         self.resumed = self.batch > 0 or self.ended
+        self.restored = True
 
     def _count_batches_anew(self, rounds: bool) -> None:
         """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
