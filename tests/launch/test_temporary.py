@@ -12,6 +12,7 @@ import pytest
 from drivetrain.launch.temporary import temporary_folder
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
+from tests.patience import GONE
 from tests.runs import Classifier
 from tests.runs import train as fit
 
@@ -31,7 +32,7 @@ def test_a_killed_launcher_is_cleared_after(tmp_path: Path, place: Path) -> None
         below = descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        assert all_gone(below, 3.0)
+        assert all_gone(below, GONE)
     assert {path.name.split("-")[1] for path in place.glob("drivetrain-*")} == {"launch", "results"}
     fit(Classifier, "ddp", 2, max_epochs=1)
     assert not list(place.glob("drivetrain-*"))
