@@ -31,6 +31,8 @@ class Meanings:
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
+        examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
+            logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
@@ -56,6 +58,7 @@ class Meanings:
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
+    examples: str = "kept"
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +84,7 @@ LIGHTNING = Meanings(
     frequency="epoch",
     modes="kept",
     checks_resumed=True,
+    examples="drawn",
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},

@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -276,7 +276,8 @@ def _log_hyperparameters(trainer: Trainer) -> None:
     for logger in trainer.loggers:
         if owners and trainer.enable_autolog_hparams:
             logger.log_hyperparams(params)
-        with trainer.random_state_kept():
+        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
+        with nullcontext() if drawn else trainer.random_state_kept():
             logger.log_graph(trainer.lightning_module)
         logger.save()
 

@@ -127,7 +127,7 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
         CheckpointError: no rank alone has the whole state, training has not begun, or the disk refuses.
     """
     strategy = trainer.strategy
-    if strategy.communicator.world_size > 1 and not strategy.replicated:
+    if strategy.communicator.world_size > 1 and not strategy.support.replicated:
         raise CheckpointError(
             f"no checkpoint was saved at {path}: under strategy={trainer.strategy_name} no worker has the whole state"
             " by itself, and the others cannot be asked after an exception; save every few steps instead"

@@ -79,6 +79,8 @@ class EvaluateLoop:
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""
         trainer, stage = self.trainer, self.stage
+        if trainer.limits["val" if stage == "validation" else stage] == 0:  # nothing is to be evaluated
+            return []
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
         by_step, trainer.by_step = None if trainer.by_step is None else False, None

@@ -471,7 +471,8 @@ class FitLoop(LoopNames):
             self._agree(index)
         if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
             self._validate()
-        self.schedules.after_metrics()
+        if self.schedules.plateau_due:
+            self.schedules.after_metrics()
         if boundary.signal is not None:
             self._obey(boundary.signal)
 

@@ -86,10 +86,10 @@ class BatchSizeFinder(Callback):
                 f" {type(pl_module).__name__} or a data module."
             )
         attributes.get(trainer, self._batch_arg_name)
-        if trainer.strategy.data.lockstep or not (trainer.strategy.support.editable or trainer.world_size == 1):
+        if trainer.strategy.data.lockstep or not (trainer.strategy.support.replicated or trainer.world_size == 1):
             raise ConfigurationError(
-                f"BatchSizeFinder cannot try sizes under strategy={trainer.strategy_name}, whose workers wait for each"
-                " other within a forward pass: use strategy=ddp, or set the size by hand."
+                f"BatchSizeFinder cannot try sizes under strategy={trainer.strategy_name}, whose workers do not each"
+                " have the whole state between steps: use strategy=ddp, or set the size by hand."
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:

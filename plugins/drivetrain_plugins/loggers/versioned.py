@@ -41,7 +41,7 @@ class VersionedLogger(Logger):
         self._prefix = prefix
         self._sub_dir = None if sub_dir is None else os.fspath(sub_dir)
         self.hparams: dict[str, Any] = {}
-        self._hparams_written: dict[str, Any] = {}
+        self._hparams_written: dict[str, Any] | None = {}
 
     @property
     def save_dir(self) -> str:
@@ -91,6 +91,8 @@ class VersionedLogger(Logger):
     def log_hyperparams(self, params: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Remember ``params`` (nested as they like) for ``hparams.yaml``; later ones are added to earlier ones."""
         self.hparams.update(plain(params or {}))
+        if not self.hparams:
+            self._hparams_written = None  # that there are none is written, too
 
     @first_worker_only
     def save(self) -> None:
