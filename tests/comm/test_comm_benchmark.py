@@ -12,6 +12,7 @@ import pytest
 
 from drivetrain.comm.calibration import stored
 from drivetrain.comm.cost import bus_bandwidth
+from drivetrain.comm.measure import _contenders as contenders
 from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.bench.comm import main as bench
 
@@ -87,3 +88,15 @@ def test_requests_that_cannot_be_met_are_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=reason):
             bench(words)
+
+
+def test_only_what_may_be_best_is_timed_further() -> None:
+    times = {
+        "all_reduce/native": [9.0, 9.0, 9.0],
+        "all_reduce/ring": [1.0, 1.0, 1.0],
+        "all_reduce/tree": [5.0, 5.0, 1.5],  # once it was near
+        "all_reduce/chain": [2.0, 2.0, 1.9],
+        "broadcast/tree": [50.0, 60.0, 70.0],  # the best of its own operation
+    }
+    medians = {"all_reduce/native": 9.0, "all_reduce/ring": 1.0, "all_reduce/tree": 5.0, "broadcast/tree": 60.0}
+    assert contenders(times) == medians

@@ -17,15 +17,15 @@ from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import current_job
 
-SIZES = (1024, 8192, 65536, 2**19, 2**22, 2**24, 2**26)
+SIZES = tuple(2**exponent for exponent in range(10, 27, 2))  # 1 KiB to 64 MiB
 
 
 def request(
     device: str = "cpu",
     names: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
-    repeats: int = 11,
-    seconds: float = 2.0,
+    repeats: int = 21,
+    seconds: float = 3.0,
 ) -> measure.Request:
     """What a calibration measures on each number of ranks.
 
@@ -71,8 +71,8 @@ def calibrate_parser() -> Parser:
     made.add_argument(
         "--sizes", metavar="SIZE,...", help="of the tensors, for example 4KB,1MB (default: 1 KiB to 64 MiB)"
     )
-    made.add_argument("--repeats", type=int, default=11, help="timings of each at most (11)")
-    made.add_argument("--seconds", type=float, default=2.0, help="for each size and number of ranks, about (2)")
+    made.add_argument("--repeats", type=int, default=21, help="timings of each at most (21)")
+    made.add_argument("--seconds", type=float, default=3.0, help="for each size and number of ranks, about (3)")
     made.add_argument("--output", type=Path, metavar="FILE", help="instead of this user's own place for it")
     return made
 

@@ -2,7 +2,7 @@
 
 Repeats are interleaved and medians of the slowest rank's time; on a machine that others use they say little, so the
 load is shown too. Under torchrun the ranks of the job are measured; else processes of this machine, one GPU each with
---device cuda. The defaults take about a minute: all-reduces on 2 and 4 ranks.
+--device cuda. The defaults take a minute or two: all-reduces on 2 and 4 ranks.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def parser() -> Parser:
     made.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cpu: Gloo; cuda: NCCL, one GPU per rank"
     )
-    made.add_argument("--repeats", type=int, default=15, help="timings of each at most (15)")
+    made.add_argument("--repeats", type=int, default=21, help="timings of each at most (21)")
     made.add_argument("--seconds", type=float, default=1.5, help="for each size and number of ranks, about (1.5)")
     made.add_argument("--calibrate", action="store_true", help="calibrate anew for this sweep, whatever is stored")
     made.add_argument("--json", action="store_true", help="print JSON: seconds, bytes, bytes per second")
@@ -274,7 +274,9 @@ def _measured(
     """The sweep on each number of ranks, and what predicts it: what is stored, else made first, on other sizes."""
     kept = None if anew else stored(device)
     # Shorter than the command's own, which is run once and kept.
-    quick = request(device, [name for name in schedules.names() if only is None or name in only] or None, seconds=0.5)
+    quick = request(
+        device, [name for name in schedules.names() if only is None or name in only] or None, repeats=5, seconds=0.5
+    )
     if in_job:
         first, second = measure.measure_here([quick, sweep])
         usable = kept is not None and second.hosts in kept.worlds
