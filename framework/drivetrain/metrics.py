@@ -365,10 +365,29 @@ class Metrics:
             flags: numbers that every rank wants to see of every other.
             series: ``(total, weight)`` per optimizer step since the last exchange.
         """
-        names, series = sorted(columns), series or []
+        series = series or []
         if not self.counts:
             columns = {name: replace(column, weight=0.0) for name, column in columns.items()}
             series = [(0.0, 0.0) for _ in series]
+        if self.communicator.world_size == 1:
+            result = Exchange({}, dict(columns), [list(flags)], [[list(item) for item in series]] if series else [])
+            tables = [columns]
+        else:
+            result, tables = self._gathered(columns, flags, series)
+        for name in sorted(set().union(*tables)):
+            value = _combine(name, tables)
+            if value is not None:
+                result.values[name] = value
+        for name, column in columns.items():
+            if not column.over_ranks and (value := _combine(name, [columns])) is not None:
+                result.own[name] = value
+        return result
+
+    def _gathered(
+        self, columns: dict[str, Column], flags: tuple[float, ...], series: list[tuple[float, float]]
+    ) -> tuple[Exchange, list[dict[str, Column]]]:
+        """All ranks' flags, series and columns; values are not combined yet."""
+        names = sorted(columns)
         kinds = repr([(name, columns[name].kind()) for name in names]).encode()
         signature = float(int.from_bytes(hashlib.sha256(kinds).digest()[:6], "big"))
         header = torch.tensor([signature, len(names), len(series), *flags], dtype=torch.float64, device=self.device)
@@ -397,14 +416,7 @@ class Metrics:
                 tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
             for table in tables:
                 result.columns = {**table, **result.columns}
-        for name in sorted(set().union(*tables)):
-            value = _combine(name, tables)
-            if value is not None:
-                result.values[name] = value
-        for name, column in columns.items():
-            if not column.over_ranks and (value := _combine(name, [columns])) is not None:
-                result.own[name] = value
-        return result
+        return result, tables
 
     def step_columns(self, batch: int | None) -> dict[str, Column]:
         """Contributions of the values logged on step in training batch ``batch``; None: the last ones, of any."""

@@ -15,6 +15,7 @@ from drivetrain.comm.cost import bus_bandwidth
 from drivetrain.comm.measure import _contenders as contenders
 from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.bench.comm import main as bench
+from tests.patience import LIMIT
 
 SHORT = ["--repeats", "1", "--seconds", "0.01"]
 
@@ -23,7 +24,7 @@ def command(folder: Path, *words: str) -> str:
     """What ``python -m ...`` prints."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "TMPDIR": str(folder)}
     call = [sys.executable, "-m", *words, *SHORT]
-    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

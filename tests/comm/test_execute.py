@@ -255,7 +255,7 @@ def small_schedules() -> st.SearchStrategy[Schedule]:
     return st.one_of(*made, st.sampled_from([halving(), uneven(), both_ways(3)]))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(schedule=small_schedules(), numel=st.integers(0, 40), segment=st.integers(1, 12), data=st.data())
 def test_programs_sum_in_any_interleaving(schedule: Schedule, numel: int, segment: int, data: st.DataObject) -> None:
     """Programs played on one machine in an arbitrary order, on unbuffered channels, neither stop nor err."""

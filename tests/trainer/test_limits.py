@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
+from tests.patience import SOON
 from tests.runs import QUIET, Classifier, dataset, loader, train
 
 
@@ -145,6 +146,9 @@ def test_overfitting_sees_the_same_batches_again() -> None:
         ({"check_val_every_n_epoch": 2, "val_check_interval": 3}, [10, 13]),
         ({"max_steps": 5, "val_check_interval": 3}, [3]),
         ({"accumulate_grad_batches": 2, "val_check_interval": 4}, [4, 11]),
+        ({"accumulate_grad_batches": 2, "val_check_interval": 3}, [4, 6, 11, 13]),
+        ({"accumulate_grad_batches": 3, "val_check_interval": 1}, [3, 6, 7, 10, 13, 14]),
+        ({"accumulate_grad_batches": 2, "val_check_interval": 5, "check_val_every_n_epoch": None}, [6, 11]),
     ],
 )
 def test_when_validation_runs(options: dict[str, Any], after: list[int]) -> None:
@@ -210,8 +214,8 @@ def test_max_time(devices: int) -> None:
         max_epochs=-1,
         log_every_n_steps=1,
     )
-    assert time.monotonic() - begun < 5
-    assert 3 < outcome.steps < 40
+    assert time.monotonic() - begun < SOON
+    assert 0 < outcome.steps < 40
     assert outcome.trainer.should_stop and outcome.trainer.status == "stopped"
     assert "val/loss" in outcome.metrics  # what training ends with is validated
 
