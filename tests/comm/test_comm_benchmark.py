@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.comm import calibrate, measure
 from drivetrain.comm.calibration import stored
 from drivetrain.comm.cost import bus_bandwidth
 from drivetrain.comm.measure import _contenders as contenders
@@ -89,6 +90,30 @@ def test_requests_that_cannot_be_met_are_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=reason):
             bench(words)
+
+
+def test_calibrating_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is what is predicted; nothing is started here."""
+    asked = []
+
+    def measured(requests: list[measure.Request], workers: int) -> list[measure.Measured]:
+        asked.append((workers, requests[0].names, requests[0].sizes))
+        samples = [measure.Sample(name, size, 1e-6 * size, 1.0, 1) for name in requests[0].names for size in (8, 800)]
+        return [measure.Measured((workers,), samples)]
+
+    monkeypatch.setattr(measure, "measure", measured)
+    made = calibrate([3, 2, 3], names=["ring"], sizes=(8, 800))
+    assert asked == [(workers, ("native", "ring"), (8, 800)) for workers in (2, 3)]
+    assert made.predict("native", 80, (3,)) == pytest.approx(8e-5) and set(made.worlds) == {(2,), (3,)}
+    for words, reason in (
+        ({"workers": [1]}, "workers=1 is too small: pass 2 or more"),
+        ({"workers": 4}, r"pass them as a list, such as \[2, 4\]"),
+        ({"names": ["rign"]}, "did you mean 'ring'"),
+        ({"device": "gpu"}, "pass 'cpu'"),
+        ({"repeats": 0}, "repeats=0 is too small"),
+    ):
+        with pytest.raises(ConfigurationError, match=reason):
+            calibrate(**words)  # type: ignore[arg-type]
 
 
 def test_only_what_may_be_best_is_timed_further() -> None:
