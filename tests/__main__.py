@@ -2,7 +2,7 @@
 
 Tests of one process leave a core idle, those of several workers do not: side by side they need the time of the sum of
 their work. Each process counts and cleans up for itself, so nothing is shared. A line is printed when it is complete;
-the closing lines of both come last.
+what failed in either and the closing lines of both come last, where a log that is cut still has them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,10 @@ def main() -> int:
         codes = [process.wait() or 1 for process in started]
     for reader in readers:
         reader.join()
+    for number, lines in enumerate(kept, 1):
+        for line in lines:
+            if line.startswith(("FAILED ", "ERROR ")):
+                print(f"{number}| {line}")
     for lines in kept:
         print(lines[-1] if lines else "pytest said nothing")
     return max(abs(code) for code in codes)

@@ -16,6 +16,7 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = own
     tempfile.tempdir = own
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+    # A shell starts what runs in the background deaf to it, and so would be the programs whose end is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

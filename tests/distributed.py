@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from tests.patience import GONE, LIMIT
+from tests.ports import free_port
 
 PR_SET_PDEATHSIG = 1
 ENDS = GONE  # seconds that a rank's own processes have to end
@@ -69,8 +70,7 @@ def run_job(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float 
     Raises:
         RankError: as :func:`run_ranks`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def placed(rank: int, size: int, *rest: Any) -> Any:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import signal
 from collections.abc import Iterable
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where nothing more can be written
@@ -46,6 +47,11 @@ class Interrupted(DrivetrainError):
         super().__init__(f"stopped by signal {signum}")
         self.signum = signum
         self.exit_code = 128 + signum
+
+
+def by_keyboard(error: BaseException) -> bool:
+    """Whether ``error`` came of Ctrl-C."""
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, Interrupted) and error.signum == signal.SIGINT)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -60,7 +60,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     if request.stage == "fit" and trainer.strategy.trains:
         weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
     if job.local_rank == 0:
-        module, fit = request.module, trainer.fit_loop
+        module, fit = request.module, trainer.loop
         state = {
             "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()}
             if trainer.return_weights
@@ -113,7 +113,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         trainer.precision_plugin.convert_module(module)  # as training in this process would have left it
         module.load_state_dict(state["weights"], strict=module.strict_loading)
     counters = from_safe(state["trainer"])
-    trainer.fit_loop = None  # type: ignore[assignment]  # the loop ran elsewhere; its counters are taken over below
+    trainer.loop = None  # the loop ran elsewhere; its counters are taken over below
     counted = counters.pop("counters")
     if request.stage == "fit":
         trainer._adopted = counted

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import nn
+
 from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import ConfigurationError, nearest
 
@@ -57,6 +60,14 @@ class HyperparametersMixin:
             self.hparams_name = next((name for name, value in given.items() if value is args[0]), None)
         self._log_hyperparams = logger
         self.hparams.update(chosen)
+        self.remove_ignored_hparams(ignored)  # a parent class may have saved them before
+        for name, value in chosen.items():
+            if isinstance(value, nn.Module):
+                rank_zero_warn(
+                    f"the hyper-parameter {name!r} is an nn.Module, whose weights are in checkpoints as it is: leave it"
+                    f" out with save_hyperparameters(ignore=[{name!r}]) and pass it to load_from_checkpoint.",
+                    stacklevel=3,
+                )
         self._hparams_initial = _copy(self.hparams)
 
     def remove_ignored_hparams(self, ignore_list: Iterable[str]) -> None:

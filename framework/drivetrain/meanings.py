@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,22 @@ class Meanings:
         order: where the order of a shuffled loader comes from: ``"seed"`` (a seed of its own and the epoch) or
             ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
             order is that of a ``DistributedSampler`` of the run's seed).
+        loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
+            with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
+        moments: what validation, the end of training and monitors of training wait for where they fall due within an
+            accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
+        examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
+            logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
+        keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
+            of a ``KeyboardInterrupt``, and the script ends with status 1).
+        outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
@@ -42,11 +52,16 @@ class Meanings:
     log_over_ranks: bool = True
     steps: str = "batch"
     order: str = "seed"
+    loaders: str = "first"
     window: str = "samples"
+    moments: str = "step"
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
+    examples: str = "kept"
     nonfinite: str = "raise"
+    keyboard: str = "raise"
+    outcomes: Mapping[str, str] = field(default_factory=dict)
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
@@ -63,11 +78,16 @@ LIGHTNING = Meanings(
     log_over_ranks=False,
     steps="optimizer",
     order="torch",
+    loaders="needed",
     window="batches",
+    moments="batch",
     frequency="epoch",
     modes="kept",
     checks_resumed=True,
+    examples="drawn",
     nonfinite="warn",
+    keyboard="exit",
+    outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",

@@ -116,8 +116,14 @@ def _arguments(
     arguments = {k: v for k, v in {**saved, **overrides}.items() if k not in ("_instantiator", "_class_path")}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         arguments = {k: v for k, v in arguments.items() if k in accepted}
-    lacking = [n for n in withheld if n in accepted and n not in arguments]
-    lacking = [n for n in lacking if accepted[n].default is inspect.Parameter.empty]
+    absent = [n for n in withheld if n in accepted and n not in arguments]
+    lacking = [n for n in absent if accepted[n].default is inspect.Parameter.empty]
+    if absent and not lacking:
+        warnings.warn(
+            f"{cls.__name__} is made with the defaults of {', '.join(absent)}: the checkpoint holds objects that are"
+            f" not made unasked; pass {absent[0]}=..., or weights_only=False if you trust where it comes from.",
+            stacklevel=4,
+        )
     if lacking:
         raise CheckpointError(
             f"{cls.__name__} needs {', '.join(lacking)}, which the checkpoint holds as an object that is not made"

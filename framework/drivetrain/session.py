@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +15,20 @@ from lightning_utilities.core.overrides import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain import snapshot, worker_seeds
-from drivetrain.combined_source import evaluation_sources, training_source
+from drivetrain import snapshot, stage_data
 from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, EndStage, Interrupted
+from drivetrain.errors import ConfigurationError, EndStage, Interrupted, by_keyboard
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
-from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop, empty
+from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
-from drivetrain.sharding import BatchSource
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ def check(trainer: Trainer, request: Request) -> None:
             f"datamodule is a {type(request.datamodule).__name__}, not a DataModule: pass loaders as"
             " train_dataloaders, val_dataloaders or dataloaders."
         )
-    if _loader(request, _LOADER_OF[stage]) is None:
+    if stage_data.loader_of(request, _LOADER_OF[stage]) is None:
         which = _LOADER_OF[stage]
         raise ConfigurationError(
             f"there is no data to {stage} with: pass a loader or a datamodule, or define {which}_dataloader in {name}."
@@ -117,19 +115,6 @@ def _check_needs(trainer: Trainer) -> None:
                 )
 
 
-def _loader(request: Request, which: str) -> Any:
-    """The loader or the hook that makes it, or None."""
-    given = request.loaders.get(which)
-    if given is not None:
-        return given
-    for owner in (request.datamodule, request.module):
-        if owner is not None:
-            name = f"{which}_dataloader"
-            if name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name):
-                return getattr(owner, name)
-    return None
-
-
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
     signals.clear()
@@ -152,13 +137,13 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
     """Tell those who must know; then leave without a word to the other ranks, who may be gone."""
     status = "interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
     trainer.status = status
+    told = KeyboardInterrupt() if trainer.meanings.keyboard == "exit" and by_keyboard(error) else error
     try:
         if trainer.hooks is not None:
-            trainer.hooks.of_callbacks("on_exception", error)
+            trainer.hooks.of_callbacks("on_exception", told)
         if request.datamodule is not None:
-            request.datamodule.on_exception(error)
-        for logger in trainer.loggers if trainer.is_global_zero else []:
-            logger.finalize(status)
+            request.datamodule.on_exception(told)
+        _finalize_loggers(trainer)
     finally:
         trainer.disconnect(error)
 
@@ -175,6 +160,9 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.training, trainer.predicting = request.stage == "fit", request.stage == "predict"
     trainer.evaluating = request.stage in ("validate", "test")
     trainer.request = request
+    if request.stage == "fit":
+        trainer.loop = trainer.train_source = None
+        trainer._given.pop("val", None)
     _agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
@@ -217,9 +205,13 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     hooks.of_callbacks("teardown", stage)
     module.teardown(stage)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
-    for logger in trainer.loggers if trainer.is_global_zero else []:
-        logger.finalize(trainer.status)
+    _finalize_loggers(trainer)
     return result
+
+
+def _finalize_loggers(trainer: Trainer) -> None:
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        logger.finalize(trainer.meanings.outcomes.get(trainer.status, trainer.status))
 
 
 def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
@@ -284,63 +276,20 @@ def _log_hyperparameters(trainer: Trainer) -> None:
     for logger in trainer.loggers:
         if owners and trainer.enable_autolog_hparams:
             logger.log_hyperparams(params)
-        with trainer.random_state_kept():
+        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
+        with nullcontext() if drawn else trainer.random_state_kept():
             logger.log_graph(trainer.lightning_module)
         logger.save()
-
-
-def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]:
-    """The loaders of ``which`` (``"train"``, ``"val"``, ``"test"``, ``"predict"``) as this rank reads them."""
-    made = _loader(request, which)
-    loaders = made() if callable(made) and not hasattr(made, "__iter__") else made
-    worker_seeds.add_to(loaders, trainer.global_rank)
-    if which != "train":
-        trainer._given[which] = loaders
-    limit = trainer.limits[which]
-    seed = trainer.data_seed
-    make = _training_sources if which == "train" else evaluation_sources
-    found = make(
-        loaders,
-        shard=trainer.strategy.data,
-        mode=trainer.batch,
-        seed=seed,
-        training=which == "train",
-        limit=limit,
-        reshard=trainer.use_distributed_sampler,
-        in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
-        order=trainer.meanings.order,
-        numbers=which == "predict",
-    )
-    if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
-        gather = trainer.strategy.communicator.all_gather_plain
-        for source in found:
-            source.agree_on_length(gather([source.full_length, source.length]))
-    for source in found:
-        if source.full_length == 0:
-            if which == "train":
-                raise ConfigurationError("the train data is empty: its loader gives no batch.")
-            if trainer.is_global_zero:
-                warnings.warn(empty(which, source, len(found)), stacklevel=2)
-    if trainer.instruments is not None:
-        for source in found:
-            trainer.instruments.of_source(source, which)
-    return found
-
-
-def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
-    return [training_source(loaders, **options)]
 
 
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
-    training = sources(trainer, request, "train")
-    strategy.check_data(training[0].loader)
-    trainer.train_source = training[0]
-    validation = _validation_sources(trainer, request)
-    trainer.validation = EvaluateLoop(trainer, "validation", validation) if any(s.length for s in validation) else None
-    trainer.val_check_batch = _validation_interval(trainer)
-    fit = trainer.fit_loop = FitLoop(trainer, training[0], **trainer._adopted)
+    trainer.validation = EvaluateLoop(trainer, "validation") if stage_data.validates(trainer) else None
+    if trainer.meanings.loaders == "first":
+        stage_data.training(trainer)
+        stage_data.validation(trainer)
+    fit = trainer.loop = FitLoop(trainer, None, **trainer._adopted)
     if trainer.instruments is not None:
         trainer.instruments.of_fit(fit)
     trainer._validation_read_in = fit.epoch
@@ -369,22 +318,6 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     hooks("on_fit_end")
 
 
-def _validation_sources(trainer: Trainer, request: Request) -> list[BatchSource]:
-    validates = is_overridden("validation_step", request.module, TrainModule) and _loader(request, "val") is not None
-    return sources(trainer, request, "val") if validates and trainer.limits["val"] != 0 else []
-
-
-def reload_sources(trainer: Trainer, which: str) -> list[BatchSource]:
-    """Ask the module or data module for its loaders of ``which`` (``"train"``, ``"val"``) again."""
-    assert trainer.request is not None
-    if which == "val":
-        return _validation_sources(trainer, trainer.request)
-    found = sources(trainer, trainer.request, "train")
-    trainer.train_source = found[0]
-    trainer.val_check_batch = _validation_interval(trainer)
-    return found
-
-
 def _configure(trainer: Trainer) -> list[Optimizer]:
     """The module's optimizers; its schedulers go to the trainer. Refuses what the strategy does not do."""
     module = trainer.lightning_module
@@ -404,26 +337,6 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
     return optimizers
 
 
-def _validation_interval(trainer: Trainer) -> int | float:
-    """Batches between validations; infinite for the end of the epoch."""
-    interval = trainer.val_check_interval
-    length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
-    if isinstance(interval, int):
-        if trainer.check_val_every_n_epoch is not None and interval > length:
-            raise ConfigurationError(
-                f"val_check_interval={interval} is more than the {length} batches of an epoch: set"
-                " check_val_every_n_epoch=None to count over epochs, or a smaller interval."
-            )
-        return interval
-    if interval == 1.0:
-        return float("inf")
-    if length == float("inf"):
-        raise ConfigurationError(
-            f"val_check_interval={interval} is a fraction of an epoch without a known length: give a number of batches."
-        )
-    return max(1, int(length * interval))
-
-
 def _part_random_streams(trainer: Trainer) -> None:
     """Give replicas different random numbers from here on (dropout); the first keeps the stream it has."""
     replica = trainer.strategy.data.rank
@@ -441,12 +354,14 @@ def _sanity_check(trainer: Trainer) -> None:
     if trainer.validation is None or steps == 0:
         return
     trainer.training, trainer.sanity_checking, trainer.evaluating = False, True, True
-    trainer.hooks.of_callbacks("on_sanity_check_start")
-    try:
-        with trainer.random_state_kept():
-            trainer.validation.run(limit=None if steps == -1 else steps)
-    except Abandoned as stop:
-        raise Interrupted(stop.signal) from None
+    with trainer.random_state_kept():
+        trainer.hooks.of_callbacks("on_sanity_check_start")
+        validation = stage_data.validation(trainer)
+        try:
+            if validation is not None:
+                validation.run(limit=None if steps == -1 else steps)
+        except Abandoned as stop:
+            raise Interrupted(stop.signal) from None
     trainer.hooks.of_callbacks("on_sanity_check_end")
     trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
     trainer.forget_metrics()
@@ -456,12 +371,12 @@ def _sanity_check(trainer: Trainer) -> None:
 def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
     stage, strategy = request.stage, trainer.strategy
     _log_hyperparameters(trainer)
-    found = sources(trainer, request, _LOADER_OF[stage])
     if loaded is not None:
         with trainer.consensus():
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
+    found = stage_data.sources(trainer, request, _LOADER_OF[stage])
     if not strategy.trains:
         strategy.serve()
         return None

@@ -242,6 +242,8 @@ class BatchSource:
         numbers: bool = False,
     ) -> None:
         self.in_order = in_order
+        # Lightning tells samplers only: a batch sampler's order stays what it was unless the project tells it itself.
+        self._tells_all = order != "torch"
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order == "torch" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
@@ -354,12 +356,11 @@ class BatchSource:
             self._order.epoch = epoch
         if self._sampler is not None:
             self._sampler.epoch = epoch
-        owners: list[Any] = [
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            getattr(self.loader, "batch_sampler", None),
-        ]
-        for owner in owners:
+        batches = getattr(self.loader, "batch_sampler", None)
+        owners: list[Any] = [getattr(self.loader, "sampler", None), getattr(batches, "sampler", None)]
+        if self._tells_all:
+            owners += [self.loader, batches]
+        for owner in {id(owner): owner for owner in owners}.values():
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
 
@@ -416,10 +417,9 @@ class BatchSource:
         numbered = enumerate(opened)
         for _ in range(start):
             next(numbered, None)
-        dataset = getattr(self.loader, "dataset", None)
-        if self.full_length != float("inf") and not isinstance(dataset, IterableDataset):
+        if self.full_length != float("inf") and self.counted:
             return self._read_sized(numbered, start)
-        return self._read_unsized(numbered, next(numbered, None))  # what a stream says of its length is a guess
+        return self._read_unsized(numbered, next(numbered, None))
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where that is not the seed."""
@@ -433,6 +433,12 @@ class BatchSource:
         """What this source was made of, as the project gave it."""
         combined = getattr(self.loader, "combined", None)
         return self.loader if combined is None else combined.iterables
+
+    @property
+    def counted(self) -> bool:
+        """Whether there are ``length`` batches for certain; what a stream says of its length is a guess."""
+        stream = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
+        return self.length != float("inf") and not (self.natural and stream)
 
     @property
     def plain(self) -> bool:

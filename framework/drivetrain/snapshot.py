@@ -33,7 +33,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         alone: nothing is exchanged with other ranks: sums of the epoch are this rank's only, and what came after the
             last optimizer step is left out.
     """
-    fit, module = trainer.fit_loop, trainer.lightning_module
+    fit, module = trainer.loop, trainer.lightning_module
     if fit is not None and not weights_only and not alone:
         if not fit.between_steps and trainer.meanings.checkpoint != "file":
             raise TrainingError(
@@ -87,7 +87,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": _metric_states(module),
-            "order": fit.source.state_dict(),
+            "order": fit.order,
         }
     return shared, own
 
@@ -127,13 +127,13 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
         CheckpointError: no rank alone has the whole state, training has not begun, or the disk refuses.
     """
     strategy = trainer.strategy
-    if strategy.communicator.world_size > 1 and not strategy.replicated:
+    if strategy.communicator.world_size > 1 and not strategy.support.replicated:
         raise CheckpointError(
             f"no checkpoint was saved at {path}: under strategy={trainer.strategy_name} no worker has the whole state"
             " by itself, and the others cannot be asked after an exception; save every few steps instead"
             " (ModelCheckpoint(every_n_train_steps=...))"
         )
-    if trainer.fit_loop is None or not strategy.trains:
+    if trainer.loop is None or not strategy.trains:
         raise CheckpointError(f"no checkpoint was saved at {path}: training had not begun")
     with torch.inference_mode(False), torch.no_grad():
         shared, own = capture(trainer, alone=True)
@@ -147,8 +147,15 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
 
 def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
     """Where training stood after the last optimizer step: a window that is not complete is trained anew."""
-    late = 0 if trainer.between_steps else loops["batch"] % trainer.accumulate_grad_batches
-    return {**loops, "batch": loops["batch"] - late, "batches_seen": loops["batches_seen"] - late}
+    if trainer.between_steps:
+        return loops
+    late = loops["batch"] % trainer.accumulate_grad_batches
+    return {
+        **loops,
+        "batch": loops["batch"] - late,
+        "batches_seen": loops["batches_seen"] - late,
+        "validated": True,  # what was due after that step came before the window
+    }
 
 
 def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
@@ -222,7 +229,7 @@ def restore_parts(trainer: Trainer, shared: Mapping[str, Any]) -> None:
 
 def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     """Everything that training goes on from; random states are kept back until the batches begin."""
-    shared, module, fit = loaded.shared, trainer.lightning_module, trainer.fit_loop
+    shared, module, fit = loaded.shared, trainer.lightning_module, trainer.loop
     assert fit is not None
     if "optimizer_states" not in shared:
         raise CheckpointError(
@@ -249,7 +256,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
-        fit.source.load_state_dict(loaded.own.get("order", {}))
+        fit.order = loaded.own.get("order", {})
     elif trainer.is_global_zero and "world_size" in loaded.meta:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"

@@ -37,8 +37,8 @@ def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: P
         lambda tensor: _whole(tensor, keep=first),
     )
     owns = [] if weights_only else _gathered(communicator, own)
-    if trainer.fit_loop is not None and weights_only:  # Lightning keeps the counters with the weights
-        whole |= {"loops": trainer.fit_loop.state_dict(), "run": facts(trainer)}
+    if trainer.loop is not None and weights_only:  # Lightning keeps the counters with the weights
+        whole |= {"loops": trainer.loop.state_dict(), "run": facts(trainer)}
     content = layout.compose({**shared, **whole}, owns, trainer.strategy_name)
     if not weights_only:
         trainer.hooks.of_callbacks("on_save_checkpoint", content)

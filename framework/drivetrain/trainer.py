@@ -16,7 +16,7 @@ from lightning_utilities.core.overrides import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
-from drivetrain import handover, session, snapshot
+from drivetrain import handover, session, snapshot, stage_data
 from drivetrain.arguments import check_arguments, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
@@ -25,7 +25,7 @@ from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.empty_init import EmptyInit
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
 from drivetrain.launch import Job
 from drivetrain.logger import Logger, SilentLogger
 from drivetrain.meanings import OWN, Meanings
@@ -277,7 +277,7 @@ class Trainer(TrainerState):
         self.lightning_module: TrainModule = None  # type: ignore[assignment]
         self.datamodule: DataModule | None = None
         self.request: Request | None = None
-        self.fit_loop: FitLoop = None  # type: ignore[assignment]
+        self.loop: FitLoop | None = None
         self.train_source: BatchSource | None = None
         self.predict_sources: list[BatchSource] = []
         self.test_sources: list[BatchSource] = []
@@ -409,9 +409,9 @@ class Trainer(TrainerState):
                 yield
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Ask for a stop from one rank; all stop together at the next boundary."""
+        """Ask for a stop from one rank; all stop together at the next boundary, a lone rank after its batch."""
         self.stop_wish = reason or self.stop_wish
-        if reason != "max_time":
+        if reason != "max_time" or self.world_size == 1:
             self.should_stop = True
 
     def close(self) -> None:
@@ -445,11 +445,20 @@ class Trainer(TrainerState):
         return self.lightning_module, ckpt_path
 
     def _run(self, request: Request) -> Any:
+        try:
+            return self._run_stage(request)
+        except (Interrupted, KeyboardInterrupt) as stop:
+            if self.meanings.keyboard == "raise" or not by_keyboard(stop):
+                raise
+            self.status = "interrupted"
+            raise SystemExit(1) from stop
+
+    def _run_stage(self, request: Request) -> Any:
         session.check(self, request)
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
             self.timing = Timing()
-            fit = self.fit_loop
+            fit = self.loop
             if fit is not None:
                 self._adopted = fit.counters()
         if self.job is None and self.world_size > 1:
@@ -559,19 +568,19 @@ class Trainer(TrainerState):
         rng.restore(state)
 
     def validate_within_fit(self) -> None:
-        assert self.validation is not None
-        every = self.reload_dataloaders_every_n_epochs
-        if every and self.current_epoch - self._validation_read_in >= every:
-            self.validation.sources = self.reload_sources("val")
-            self._validation_read_in = self.current_epoch
         self.training, self.evaluating = False, True
-        self.validation.run()
+        asked_before = self.validation is not None and bool(self.validation.sources)
+        validation = stage_data.validation(self)
+        every = self.reload_dataloaders_every_n_epochs
+        if not asked_before:
+            self._validation_read_in = self.current_epoch
+        elif validation is not None and every and self.current_epoch - self._validation_read_in >= every:
+            validation.use(stage_data.ask_again(self, "val"))
+            self._validation_read_in = self.current_epoch
+        if validation is not None:
+            validation.run()
         self.training, self.evaluating = True, False
         torch.set_grad_enabled(True)
-
-    def reload_sources(self, which: str) -> list[BatchSource]:
-        """Ask for the loaders of ``which`` (``"train"`` or ``"val"``) again."""
-        return session.reload_sources(self, which)
 
     def interrupt(self, signum: int) -> NoReturn:
         """Save where training stands, between two steps and on all ranks, and leave."""
@@ -626,7 +635,7 @@ class Trainer(TrainerState):
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: the configuration travels, a run of this process does not."""
         fresh = dict(self.__dict__)
-        for name in ("hooks", "metrics", "fit_loop", "predict_loop", "train_source", "validation", "evaluation"):
+        for name in ("hooks", "metrics", "loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = None
         fresh["lr_scheduler_configs"], fresh["_given"] = [], {}

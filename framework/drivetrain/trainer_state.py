@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch.optim import Optimizer
 
+from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
 from drivetrain.meanings import Meanings
 from drivetrain.states import RunningStage, State, TrainerFn, TrainerStatus
+from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.loops.evaluate import EvaluateLoop
@@ -23,14 +26,14 @@ if TYPE_CHECKING:
     from drivetrain.optimizer import TrainOptimizer
     from drivetrain.precision import Precision
     from drivetrain.sharding import BatchSource
-    from drivetrain.strategy import Strategy
+    from drivetrain.trainer import Trainer
 
 
 class TrainerState:
     """Read-only view of a Trainer's state; :class:`drivetrain.Trainer` derives from it."""
 
     lightning_module: TrainModule
-    fit_loop: FitLoop
+    loop: FitLoop | None
     job: Job | None
     strategy: Strategy
     precision_plugin: Precision
@@ -68,12 +71,17 @@ class TrainerState:
     _adopted: dict[str, int]
 
     @property
+    def fit_loop(self) -> FitLoop:
+        """The loop of the fit at hand, or of the last one in this process; there is none before the first."""
+        return self.loop  # type: ignore[return-value]
+
+    @property
     def model(self) -> TrainModule | None:
         return self.lightning_module
 
     @property
     def current_epoch(self) -> int:
-        fit = self.fit_loop
+        fit = self.loop
         if fit is None:
             return self._adopted.get("current_epoch", 0)
         return fit.epoch + (fit.cut or (fit.resumed and fit.ended and not self.sanity_checking))
@@ -81,8 +89,8 @@ class TrainerState:
     @property
     def global_step(self) -> int:
         """Optimizer steps done; several optimizers stepped on one batch count once, under Lightning's meanings each."""
-        if self.fit_loop is not None:
-            return self.fit_loop.counted_steps
+        if self.loop is not None:
+            return self.loop.counted_steps
         return self._adopted.get("optimizer_steps" if self.meanings.steps == "optimizer" else "global_step", 0)
 
     @property
@@ -93,15 +101,29 @@ class TrainerState:
     @property
     def batches_stepped(self) -> int:
         """Batches (windows) on which optimizers stepped: what metrics are written beside."""
-        return self._adopted.get("global_step", 0) if self.fit_loop is None else self.fit_loop.global_step
+        return self._adopted.get("global_step", 0) if self.loop is None else self.loop.global_step
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        return [] if self.fit_loop is None else self.fit_loop.optimizers
+        return [] if self.loop is None else self.loop.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Step these from here on.
+
+        Raises:
+            ConfigurationError: there is no fit, or its strategy made optimizers of its own out of the module's.
+        """
+        if self.loop is None or type(self.strategy).build_optimizers is not Strategy.build_optimizers:
+            raise ConfigurationError(
+                "trainer.optimizers is set within a fit, under strategies that step optimizers as they are: return them"
+                " from configure_optimizers."
+            )
+        self.loop.use(list(optimizers))
 
     @property
     def wrapped_optimizers(self) -> list[TrainOptimizer]:
-        return [] if self.fit_loop is None else self.fit_loop.optimization.wrapped
+        return [] if self.loop is None else self.loop.optimization.wrapped
 
     @property
     def global_rank(self) -> int:
@@ -220,7 +242,8 @@ class TrainerState:
 
     @property
     def interrupted(self) -> bool:
-        return self.status == "interrupted"
+        """Whether the last stage ended before its time: of an error or a signal."""
+        return self.status in ("interrupted", "failed")
 
     @property
     def received_sigterm(self) -> bool:
@@ -243,20 +266,20 @@ class TrainerState:
 
     @property
     def is_last_batch(self) -> bool:
-        return self.fit_loop is not None and self.fit_loop.is_last_batch
+        return self.loop is not None and self.loop.is_last_batch
 
     @property
     def between_steps(self) -> bool:
         """False among the micro-batches of an accumulation window, where a checkpoint would lose gradients."""
-        return self.fit_loop is None or self.fit_loop.between_steps
+        return self.loop is None or self.loop.between_steps
 
     @property
     def last_batch_size(self) -> int:
-        return 0 if self.fit_loop is None else self.fit_loop.last_batch_size
+        return 0 if self.loop is None else self.loop.last_batch_size
 
     @property
     def agreed_seconds(self) -> float:
-        return 0.0 if self.fit_loop is None else self.fit_loop.boundary.agreed_seconds
+        return 0.0 if self.loop is None else self.loop.boundary.agreed_seconds
 
     @property
     def has_validation(self) -> bool:
@@ -269,7 +292,9 @@ class TrainerState:
 
     @property
     def num_training_batches(self) -> int | float:
-        return 0 if self.train_source is None else self.train_source.length
+        if self.train_source is not None:
+            return self.train_source.length
+        return float("inf") if self.meanings.loaders == "needed" else 0
 
     @property
     def num_val_batches(self) -> list[int | float]:
@@ -334,13 +359,20 @@ class TrainerState:
         steps = self.num_sanity_val_steps
         return [length if steps == -1 else min(steps, length) for length in self.num_val_batches]
 
+    def open_training_data(self) -> None:
+        """In a fit: ask for the training loaders where they are not there, and open them before the first step, which
+        may draw random numbers."""
+        if self.stage == "fit" and self.status == "running":
+            source = stage_data.training(cast("Trainer", self))
+            if self.global_step == 0:
+                source.open()
+
     @property
     def estimated_stepping_batches(self) -> int | float:
         """Optimizer steps that ``fit`` will make; a schedule laid out for so many ends with training."""
         if self.max_epochs == -1:
             return float("inf") if self.max_steps == -1 else self.max_steps
-        if self.train_source is not None and self.global_step == 0:
-            self.train_source.open()  # whoever asks opens the data, which may draw random numbers
+        self.open_training_data()
         per_epoch = self.num_training_batches
         if per_epoch == float("inf"):
             return self.max_steps if self.max_steps != -1 else per_epoch

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import re
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import yaml
 from drivetrain import app
 from tests import distributed
 from tests.patience import SOON
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("no_training")
 
@@ -142,23 +142,18 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def _join(home: str, *more: str) -> list[int]:
     """Three processes with the environment of a launcher that hosts no store; their exit codes."""
-    port = _free_port()
+    port = free_port()
     words = ["strategy=mine", "accelerator=cpu", *more]
     return _side_by_side([(home, words, _environment(rank, 3, port)) for rank in range(3)])
 
 
 def _two_nodes(home: str) -> list[int]:
     """Two commands, as on two nodes, each in its own folder; their exit codes."""
-    common = ["strategy=mine", "devices=1", "num_nodes=2", f"master_port={_free_port()}", "hydra.run.dir=run"]
+    common = ["strategy=mine", "devices=1", "num_nodes=2", f"master_port={free_port()}", "hydra.run.dir=run"]
     folders = [os.path.join(home, str(node)) for node in range(2)]
     for folder in folders:
         os.mkdir(folder)
     return _side_by_side([(folder, [*common, f"node_rank={node}"], {}) for node, folder in enumerate(folders)])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _side_by_side(commands: list[tuple[str, list[str], dict[str, str]]]) -> list[int]:

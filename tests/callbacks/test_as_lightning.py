@@ -195,7 +195,7 @@ def test_names_and_the_rest_of_its_surface(tmp_path: Path) -> None:
         assert list(kept.values()) == [pytest.approx(0.3)]
     for arguments, sentence in (
         ({"mode": "best"}, "use 'min' or 'max'"),
-        ({"save_top_k": -2}, "use -1 or more"),
+        ({"save_top_k": -2}, "use -1 for all"),
         ({"save_top_k": 2}, "needs a monitor"),
         ({"every_n_epochs": 1, "every_n_train_steps": 1}, "exclude each other"),
         ({"every_n_epochs": -1}, "use 0 or more"),

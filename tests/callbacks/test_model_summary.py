@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from drivetrain.errors import ConfigurationError
-from drivetrain_plugins.callbacks.model_summary import ModelSummary, Summary, readable
+from drivetrain.module_summary import Summary
+from drivetrain_plugins.callbacks.model_summary import ModelSummary, readable, totals
 
 
 class Net(nn.Module):
@@ -63,7 +64,7 @@ def test_shapes_leave_everything_as_it_was() -> None:
 def test_forward_that_fails_is_no_reason_to_fail() -> None:
     summary = Summary(Net(torch.ones(3)))
     assert summary.rows[0].takes is None
-    assert "no shapes: forward(example_input_array) raised RuntimeError" in summary.totals()
+    assert "no shapes: forward(example_input_array) raised RuntimeError" in totals(summary)
 
 
 def test_plain_text_on_the_first_rank(make_trainer: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.comm import plans, schedules
+from drivetrain.comm.arguments import OPS
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.execute import OPS, Executor, run
+from drivetrain.comm.execute import Executor, run
 from drivetrain.comm.program import compile_program, exchanges
 from drivetrain.comm.schedule import Schedule, Transfer
 from drivetrain.comm.schedules import chain, halving_doubling, hierarchical, recursive_doubling, ring, tree

@@ -127,6 +127,29 @@ def test_a_run_resumed_in_mid_epoch_has_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_a_checkpoint_of_a_validation_within_a_window_has_the_window_ahead(tmp_path: Path) -> None:
+    class Validated(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return super().training_step(batch, batch_idx).exp()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("weight", self.weight)
+
+    def fit(**resumed: Any) -> tuple[Any, Any]:
+        module = Validated(lr=0.1)
+        saver = L.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, monitor="weight")
+        options = {"accumulate_grad_batches": 2, "val_check_interval": 3, "callbacks": saver}
+        trainer = L.Trainer(**{**SILENT, "enable_checkpointing": True}, max_epochs=1, **options)
+        trainer.fit(module, ones(12, 2), ones(2, 2), **resumed)
+        return trainer, module
+
+    whole, module = fit()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=1.ckpt", "step=3.ckpt"]
+    trainer, resumed = fit(ckpt_path=tmp_path / "step=1.ckpt")
+    assert trainer.global_step == whole.global_step == 3 and len(resumed.gradients) == 2
+    assert torch.equal(resumed.weight, module.weight)
+
+
 def test_a_module_may_rebuild_itself_after_its_checkpoint(tmp_path: Path) -> None:
     class Growing(Linear):
         def __init__(self, size: int = 1) -> None:

@@ -328,6 +328,29 @@ def sampled(L: Any) -> dict[str, Any]:
     }
 
 
+def augmented(L: Any) -> dict[str, Any]:
+    """Data, dropout and the loaders of validation all draw from torch's generator."""
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", cross_entropy(self.net(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    train = torch.utils.data.DataLoader(Augmented(), batch_size=3, shuffle=True)
+    return {"module": Module, "fit": {"train_dataloaders": train, "val_dataloaders": loader(10, shuffle=True)}}
+
+
 def read_by_workers(L: Any) -> dict[str, Any]:
     """Loader processes, augmentation in them, a batch sampler of the project's own."""
     parts = sampled(L)
@@ -436,6 +459,16 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
         own_loaders,
         ("fit",),
         {"max_steps": 5, "limit_val_batches": 0.5, "min_steps": 3},
+    ),
+    "own loaders, stopped within a window": (
+        own_loaders,
+        ("fit",),
+        {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_epochs": 3},
+    ),
+    "augmented, validated within windows": (
+        augmented,
+        ("fit",),
+        {"accumulate_grad_batches": 3, "val_check_interval": 2, "log_every_n_steps": 1},
     ),
     "together": (together, ("fit",), {}),
     "together, reloaded": (together, ("fit",), {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}),

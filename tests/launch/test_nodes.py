@@ -18,11 +18,7 @@ from drivetrain.launch import Job, destroy_process_group, init_process_group, la
 from drivetrain.launch.temporary import remove_stale
 from tests.launch import programs
 from tests.patience import LIMIT, SOON
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from tests.ports import free_port
 
 
 def _add(job: Job, payload: dict[str, Any]) -> list[Any]:
@@ -50,7 +46,7 @@ def _node(folder: Path, node_rank: int, port: int, payload: dict[str, Any], rest
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_two_nodes_of_unequal_size(slow: int, tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     with programs.forked(_node, tmp_path, 1, port, {"slow": slow}) as second:
         time.sleep(0.3)  # the second is there before the first
         with programs.forked(_node, tmp_path, 0, port, {"slow": slow}) as first:
@@ -62,7 +58,7 @@ def test_two_nodes_of_unequal_size(slow: int, tmp_path: Path) -> None:
 
 
 def test_restart_on_both_nodes(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     payload = {"fail_until": 1}
     with (
         programs.forked(_node, tmp_path, 0, port, payload, 1) as first,
@@ -78,7 +74,7 @@ def test_restart_on_both_nodes(tmp_path: Path) -> None:
 def test_failure_on_one_node_ends_the_other_and_is_told(
     asleep: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    port = _free_port()
+    port = free_port()
     payload = {"fail_until": 9, "asleep": asleep}
     start = time.monotonic()
     with (
@@ -93,7 +89,7 @@ def test_failure_on_one_node_ends_the_other_and_is_told(
 
 
 def test_death_of_the_first_launcher_ends_the_second(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     payload = {"fail_until": 0, "asleep": True}
     with (
         programs.forked(_node, tmp_path, 0, port, payload) as first,
@@ -112,7 +108,7 @@ def test_death_of_the_first_launcher_ends_the_second(tmp_path: Path) -> None:
 
 
 def test_absent_nodes_are_named() -> None:
-    port = _free_port()
+    port = free_port()
     with pytest.raises(ConfigurationError) as alone:
         launch(_add, {}, workers=1, num_nodes=2, node_rank=0, master_port=port, start_timeout=0.5)
     assert f"waited 0.5 s at 127.0.0.1:{port} for node 1 of 2" in str(alone.value)

@@ -125,7 +125,6 @@ class Laboratory:
 
     def _look(self, trainer: Any, head: str, record: Record) -> None:
         self.facts[f"{head}.hooks"] = list(record.hooks)
-        self.facts[f"{head}.loaders"] = sorted(record.loaders)
         for name, *counted in record.counted:
             self.facts.setdefault(f"{head}.counted.{name}", []).append(counted)
         self.facts[f"{head}.losses"] = list(record.losses)
@@ -173,7 +172,6 @@ class Record:
 
     def clear(self) -> None:
         self.hooks: list[str] = []
-        self.loaders: list[str] = []  # apart: when they are asked for is declared to differ everywhere
         self.counted: list[Any] = []
         self.losses: list[float] = []
         self.rates: list[list[float]] = []
@@ -190,7 +188,7 @@ class Record:
         @functools.wraps(function)
         def named(*args: Any, **kwargs: Any) -> Any:
             record = named.record  # type: ignore[attr-defined]
-            (record.loaders if name.endswith("_dataloader") else record.hooks).append(name)
+            record.hooks.append(name)
             return function(*args, **kwargs)
 
         named.record = self  # type: ignore[attr-defined]

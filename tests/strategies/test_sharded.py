@@ -16,7 +16,7 @@ from drivetrain_plugins.strategies.fsdp import blocks_of
 from drivetrain_plugins.strategies.tensor_plan import plan_of
 from recipes.char_lm.model import Attention
 from recipes.mnist.module import MnistClassifier
-from tests.runs import QUIET, Classifier, difference, loader, train
+from tests.runs import QUIET, Classifier, dataset, difference, loader, train
 from tests.strategies.gpt import TinyGPT, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
 
@@ -126,6 +126,31 @@ def test_losses_with_weights(strategy: Any, devices: int, make: Any) -> None:
     if isinstance(strategy, dict):
         make = planned(make)
     reference, run = train(make), train(make, strategy, devices)
+    assert difference(reference, run)["weights"] < 1e-10
+
+
+class SilentWorker(Rare):
+    """The first of several ranks has no loss where it learnt nothing: it does not know yet that losses have weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        silent = self.trainer.world_size > 1 and self.trainer.global_rank == 0
+        return None if silent and found["weight"] == 0 else found
+
+
+@pytest.mark.parametrize("make", [Rare, SilentWorker])
+@pytest.mark.parametrize("strategy", ["ddp", {"name": "local_sgd", "period": 1}])
+def test_losses_with_weights_that_a_rank_has_none_of(strategy: Any, make: Any) -> None:
+    """In every other batch the first rank's samples count for nothing, in the rest the second's, in the last all."""
+    x, y = dataset(48).tensors
+    data = []
+    for i, (inputs, labels) in enumerate(zip(x.split(8), y.clone().split(8), strict=True)):
+        mine, others = labels.split(4)[:: -1 if i % 2 else 1]
+        mine[:3], others[others == 3] = 3, 0
+        if i == 5:
+            labels[:] = 0
+        data.append((inputs, labels))
+    reference, run = train(make, data=data), train(make, strategy, 2, data=data)
     assert difference(reference, run)["weights"] < 1e-10
 
 

@@ -146,6 +146,9 @@ def test_overfitting_sees_the_same_batches_again() -> None:
         ({"check_val_every_n_epoch": 2, "val_check_interval": 3}, [10, 13]),
         ({"max_steps": 5, "val_check_interval": 3}, [3]),
         ({"accumulate_grad_batches": 2, "val_check_interval": 4}, [4, 11]),
+        ({"accumulate_grad_batches": 2, "val_check_interval": 3}, [4, 6, 11, 13]),
+        ({"accumulate_grad_batches": 3, "val_check_interval": 1}, [3, 6, 7, 10, 13, 14]),
+        ({"accumulate_grad_batches": 2, "val_check_interval": 5, "check_val_every_n_epoch": None}, [6, 11]),
     ],
 )
 def test_when_validation_runs(options: dict[str, Any], after: list[int]) -> None:

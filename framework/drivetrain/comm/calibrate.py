@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drivetrain.comm import measure
-from drivetrain.comm.calibration import NATIVE, Calibration, place, stored
+from drivetrain.comm.calibration import NATIVE, Calibration, needed, place
 from drivetrain.comm.command import Parser, integers, topologies
 from drivetrain.comm.cost import bus_bandwidth
 from drivetrain.comm.units import parse_size, shown_rate, shown_size, shown_time
@@ -147,11 +147,7 @@ def predict_parser() -> Parser:
 def predict_main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     arguments = predict_parser().parse_args(list(argv))
-    made = stored(arguments.device) if arguments.model is None else Calibration.load(arguments.model)
-    if made is None:
-        raise ConfigurationError(
-            f"there is no calibration at {place(arguments.device)}: run python -m drivetrain.comm calibrate first."
-        )
+    made = needed(arguments.device) if arguments.model is None else Calibration.load(arguments.model)
     size = parse_size(arguments.size)
     rows: list[_Row] = []
     for workers in integers(arguments.workers, "--workers", 2):

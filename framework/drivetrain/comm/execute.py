@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm import plans
+from drivetrain.comm.arguments import require_op, require_schedule
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.plans import COMBINE, Plan
+from drivetrain.comm.plans import Plan
 from drivetrain.comm.program import compile_program, exchanges
 from drivetrain.comm.schedule import Schedule
 
@@ -18,8 +19,6 @@ from drivetrain.comm.schedule import Schedule
 # and the adding thread busy together, which decides where cores are free. See what it costs here:
 # ``python -m drivetrain.bench ring --segment-mb 1,2,4,8,16,1000``.
 SEGMENT_BYTES = 8 * 2**20
-
-OPS = (*COMBINE, "average")
 
 
 class Executor:
@@ -50,8 +49,8 @@ class Executor:
         segment_bytes: int = SEGMENT_BYTES,
         op: str = "sum",
     ) -> None:
-        if op not in OPS:
-            raise CommunicationError(f"a schedule knows no op {op!r}: use one of {', '.join(OPS)}.")
+        require_schedule(schedule, "an executor")
+        require_op(f"schedule {schedule.name!r}", op, CommunicationError)
         if schedule.world_size != communicator.world_size:
             raise CommunicationError(
                 f"schedule {schedule.name!r} is for {schedule.world_size} ranks but group {communicator.label!r} has "

@@ -30,14 +30,16 @@ _BELOW = {
     "tuner": "batch_size_scaling lr_finder tuning",
     "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer saving",
     "utilities": "apply_func argparse cloud_io combined_loader compile consolidate_checkpoint data deepspeed"
-    " distributed enums exceptions grads imports memory migration model_helpers model_summary"
-    " model_summary.model_summary parameter_tying parsing rank_zero seed signature_utils types upgrade_checkpoint"
+    " distributed enums exceptions grads imports memory migration model_helpers"
+    " parameter_tying parsing rank_zero seed signature_utils types upgrade_checkpoint"
     " warnings",
 }
 _FOUND_IN = {f"{home}.{path}": home for home, paths in _BELOW.items() for path in paths.split()} | {
     "trainer.states": "states",
     "trainer.trainer": "trainer",
     "overrides.distributed": "utilities",
+    "utilities.model_summary": "model_summary",
+    "utilities.model_summary.model_summary": "model_summary",
 }
 
 

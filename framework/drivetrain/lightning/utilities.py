@@ -205,12 +205,3 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
         yield
     finally:
         rng.restore(state)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("ModelSummary", "summarize"):
-        from drivetrain import registry
-
-        summary = registry.load("callbacks", "model_summary")
-        return summary if name == "ModelSummary" else summary.of
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,22 +57,30 @@ class EvaluateLoop:
     """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
 
     Attributes:
+        sources: the loaders; none where they were not asked for yet.
         metrics: what was logged.
         results: one dict of metrics per loader.
     """
 
-    def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource]) -> None:
-        self.trainer, self.stage, self.sources = trainer, stage, sources
+    def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
+        self.trainer, self.stage = trainer, stage
         self.metrics: Metrics = trainer.new_metrics()
-        self.metrics.several_loaders = len(sources) > 1
+        self.use(sources or [])
         self.results: list[dict[str, float]] = []
         self._passes = 0
         self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
         self._told: set[int] = set()
 
+    def use(self, sources: list[BatchSource]) -> None:
+        """Read these from now on."""
+        self.sources = sources
+        self.metrics.several_loaders = len(sources) > 1
+
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""
         trainer, stage = self.trainer, self.stage
+        if trainer.limits["val" if stage == "validation" else stage] == 0:  # nothing is to be evaluated
+            return []
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
         by_step, trainer.by_step = None if trainer.by_step is None else False, None
@@ -167,7 +175,8 @@ class EvaluateLoop:
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
         objects = metrics.torchmetrics(exchange.columns)
-        step_done = trainer.batches_stepped - (trainer.stage == "fit")  # within fit: beside the step that came before
+        # Within fit it is written beside the step that came before, or that is being made.
+        step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.publish(epoch.joined(objects), step=step_done)
         self.results = self._by_loader(epoch.values | objects.values | epoch.own)
 

@@ -11,12 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from drivetrain import stage_data
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import Abandoned, takes
+from drivetrain.loops.names import Count, LoopNames, Progress
 from drivetrain.loops.optimize import Optimization
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import MicroStep
@@ -31,7 +33,7 @@ class EndEpoch(Exception):
     """``on_train_batch_start`` returned -1: no more batches in this epoch."""
 
 
-class FitLoop:
+class FitLoop(LoopNames):
     """Trains. Its public attributes are where training stands; a checkpoint holds them.
 
     Attributes:
@@ -44,20 +46,22 @@ class FitLoop:
         logged: the last step at which metrics were written because a log boundary fell on it.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
+        same_weight: whether the micro-batches of a window weigh the same, whatever their samples.
         forward_only: set by a callback at an epoch's start: its batches only run forward (statistics of BatchNorm).
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        source: BatchSource,
+        source: BatchSource | None = None,
         current_epoch: int = 0,
         global_step: int = 0,
         batches_seen: int = 0,
         optimizer_steps: int = 0,
     ) -> None:
         self.trainer = trainer
-        self.source = source
+        self._source = source
+        self._order: dict[str, Any] = {}  # of a source that is not there yet
         self.module = trainer.lightning_module
         self.strategy = trainer.strategy
         self.hooks = trainer.hooks
@@ -65,15 +69,18 @@ class FitLoop:
         self.timing = trainer.timing
         self.boundary = Boundary(trainer)
         self.epoch = current_epoch
-        self.batch = self.batch_idx = 0
+        self.batch, self.batch_idx = 0, -1
+        self._in_batch = False
         self.global_step = global_step
-        self._same_weight = trainer.meanings.window == "batches"
+        self.same_weight = trainer.meanings.window == "batches"
         self.validated = False
         self.ended = False
         self.logged = global_step
         self.between_steps = True
         self.forward_only = False
         self.batches_seen = batches_seen
+        self._at_each_batch = trainer.meanings.moments == "batch"
+        self._newest = 1  # batches since validation was thought of last: one, or a window's
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
@@ -101,31 +108,70 @@ class FitLoop:
     def optimizers(self) -> list[Optimizer]:
         return self.optimization.optimizers
 
-    # -- what projects read of Lightning's loops ------------------------------------------------------------------
     @property
-    def epoch_loop(self) -> FitLoop:
-        """Lightning's loop of one epoch, here the same object."""
-        return self
+    def source(self) -> BatchSource:
+        """The training data, asked for where it was not yet."""
+        if self._source is None:
+            self._source = stage_data.training(self.trainer)
+            self._source.load_state_dict(self._order)
+        return self._source
 
+    @source.setter
+    def source(self, source: BatchSource) -> None:
+        self._source = source
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What the order of the epoch's data comes from, for a checkpoint."""
+        return self._order if self._source is None else self._source.state_dict()
+
+    @order.setter
+    def order(self, order: dict[str, Any]) -> None:
+        self._order = order
+        if self._source is not None:
+            self._source.load_state_dict(order)
+
+    # -- what projects read of Lightning's loops ------------------------------------------------------------------
     def setup_data(self) -> None:
-        """Nothing: the loaders are there before optimizers are configured."""
+        """Ask for the training loaders now, where that was not done yet."""
+        self.trainer.open_training_data()
 
     @property
     def total_batch_idx(self) -> int:
         """Number of the batch at hand, counted over epochs."""
-        return self.batches_seen - (self.batch > self.batch_idx)
+        return self.batches_seen - (not self._in_batch)
+
+    @property
+    def batch_progress(self) -> Progress:
+        """Counts of batches."""
+        done, total = self.batch_idx + 1 - self._in_batch, self.batches_seen
+        taken = self._in_batch
+        current = Count(done + taken, done + taken, done, done)
+        return Progress(current, Count(total + taken, total + taken, total, total), self.is_last_batch)
+
+    @property
+    def epoch_is_over(self) -> bool:  # type: ignore[override]
+        return self.ended
+
+    def begin_at(self, epoch: int) -> None:
+        """Go on from this epoch."""
+        self.epoch = epoch
+
+    @property
+    def done(self) -> bool:
+        """Whether the limits are reached."""
+        return self._done()
+
+    skip = done
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the run goes on within an epoch of a checkpoint."""
+        return self.resumed
 
     @property
     def _batches_that_stepped(self) -> int:
         return self.global_step
-
-    @property
-    def max_epochs(self) -> int:
-        return self.trainer.max_epochs
-
-    @max_epochs.setter
-    def max_epochs(self, value: int | None) -> None:
-        self.trainer.max_epochs = -1 if value is None else value
 
     @property
     def counted_steps(self) -> int:
@@ -144,6 +190,7 @@ class FitLoop:
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
+        source = self.source
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self._done() and not (self._unfinished() and self.is_last_batch):
             return
@@ -151,7 +198,9 @@ class FitLoop:
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
-            self.source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
+            source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
+        if self._validates_in_epoch():
+            stage_data.validation(trainer)
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
@@ -183,7 +232,7 @@ class FitLoop:
 
     def _done(self) -> bool:
         trainer = self.trainer
-        if self.source.length == 0:
+        if self._source is not None and self._source.length == 0:
             return True
         if trainer.max_steps != -1 and self.counted_steps >= trainer.max_steps:
             return True
@@ -233,7 +282,7 @@ class FitLoop:
         resumed, self.resumed = self.resumed, False
         every = trainer.reload_dataloaders_every_n_epochs
         if every and self.epoch - self._read_in >= every:
-            self.source, self._read_in = trainer.reload_sources("train")[0], self.epoch
+            self.source, self._read_in = stage_data.ask_again(trainer, "train")[0], self.epoch
             self.source.open(keep=False)
         self.source.set_epoch(self.epoch)
         self.forward_only = False
@@ -243,6 +292,8 @@ class FitLoop:
         trainer.restore_random_state()
         self._broken = False
         if resumed and self.batch:  # the checkpoint may be of a moment before any of this
+            window = (self.batch - 1) % trainer.accumulate_grad_batches + 1
+            self._newest = 1 if self._at_each_batch else window
             self.keep_log_boundary()
             self._after_batches(self.batch - 1)
         try:
@@ -300,6 +351,7 @@ class FitLoop:
     def outer(self, samples: int, last: bool = True) -> None:
         """Count a round as one global step; what was logged in it, and its loss, are means over all its batches."""
         self.is_last_batch, self.between_steps, self.validated = last, True, False
+        self._newest = 1
         self.batch += 1
         self.batches_seen += 1
         self.last_batch_size = samples
@@ -328,13 +380,13 @@ class FitLoop:
         optimization = self.optimization
         final = len(batches) - 1
         optimization.stepped = False
-        self.last_batch_size = int(total)
-        if not self._inner:
-            self.timing.samples += self.last_batch_size
+        self.last_batch_size = int(total or 0)
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
-            self.is_last_batch, self.batch_idx = micro.last, micro.index
+            self.is_last_batch, self.batch_idx, self._in_batch = micro.last, micro.index, True
+            if total is None:
+                self.last_batch_size += micro.total
             batch = self.trainer.to_device(micro)
             share = self._share(micro, window)
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
@@ -373,30 +425,44 @@ class FitLoop:
                 self.batch = micro.index + 1
                 self.batches_seen += 1
                 self.validated = False
+            self._in_batch = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
+            if self._at_each_batch and not self.between_steps and not self._inner and self._within_window():
+                self.between_steps = True
+                optimization.drop(steps)
+                return
         if not self._inner:
+            self.timing.samples += self.last_batch_size
+            self._newest = 1 if self._at_each_batch else len(batches)
             self._after_batches(steps[-1].index)
         elif optimization.stepped:
             loss, weight = _mean_loss(steps)
-            self._inner_losses.append((loss, weight if steps[-1].weighted else weight * total))
+            self._inner_losses.append((loss, weight if steps[-1].weighted else weight * (total or 0.0)))
 
     def _share(self, micro: MicroBatch, window: Window) -> float:
         """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
-        if not self._same_weight:
+        if not self.same_weight:
+            assert window.total is not None
             return micro.weight / window.total
         ranks = self.strategy.data.size if self.source.own_stream else 1
         return micro.weight / micro.total / len(window.batches) / ranks
 
     def normalised(self, loss: torch.Tensor, share: float) -> torch.Tensor:
         """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
-        divided = self._same_weight and self.trainer.accumulate_grad_batches > 1
+        divided = self.same_weight and self.trainer.accumulate_grad_batches > 1
         return loss * (share * self.strategy.data.size) if divided else loss
 
     def _count(self) -> None:
         self.global_step += 1
         self.strategy.after_step(self.global_step)
         self.schedules.after_step()
+
+    def _within_window(self) -> bool:
+        """Validate where that is due among the batches of a window; whether training stops there, its step unmade."""
+        if self.trainer.validation is not None and self._validation_due(last=False):
+            self._validate()
+        return self._stop()
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
@@ -412,7 +478,9 @@ class FitLoop:
 
     # -- boundaries ---------------------------------------------------------------------------------------------
     def _log_due(self) -> bool:
-        return self.global_step != self.logged and self.global_step % self.trainer.log_every_n_steps == 0
+        trainer = self.trainer
+        stopping = self._at_each_batch and self.boundary.alone and trainer.should_stop
+        return self.global_step != self.logged and (stopping or self.global_step % trainer.log_every_n_steps == 0)
 
     def keep_log_boundary(self) -> None:
         """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
@@ -440,12 +508,14 @@ class FitLoop:
         if signal is not None:
             self.trainer.interrupt(signal)
 
+    def _validates_in_epoch(self) -> bool:
+        every = self.trainer.check_val_every_n_epoch
+        return self.trainer.has_validation and (every is None or (self.epoch + 1) % every == 0)
+
     def _validation_due(self, last: bool) -> bool:
         trainer = self.trainer
-        if not trainer.has_validation:
-            return False
         every = trainer.check_val_every_n_epoch
-        if every is not None and (self.epoch + 1) % every != 0:
+        if not self._validates_in_epoch():
             return False
         if self._stop():  # what training ends with is validated
             return True
@@ -455,7 +525,7 @@ class FitLoop:
         if due == float("inf"):
             return last
         done = self.batches_seen if every is None else self.batch
-        return done > 0 and done % int(due) == 0
+        return done // int(due) > (done - self._newest) // int(due)  # one due within a window comes after it
 
     def _validation_time_over(self, seconds: float) -> bool:
         """Whether so much training time passed since the last validation, of the rank that trained longest as the ranks
@@ -471,7 +541,8 @@ class FitLoop:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
         self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
         self.trainer.training, self.trainer.evaluating = False, True
-        if self.optimization.stepped or self.module.automatic_optimization:  # else a module may be accumulating by hand
+        # Gradients of an incomplete window are kept; a module that optimises by hand may be accumulating.
+        if self.between_steps and (self.optimization.stepped or self.module.automatic_optimization):
             self.hooks.of_module("on_validation_model_zero_grad")
         random_state = rng.capture()
         try:

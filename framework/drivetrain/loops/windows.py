@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
@@ -22,10 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Window:
-    """Micro-batches of one optimizer step and the number of samples in them on all ranks together."""
+    """Micro-batches of one optimizer step and the number of samples in them on all ranks together; None where they are
+    read one by one."""
 
-    batches: list[MicroBatch]
-    total: float
+    batches: Sequence[MicroBatch] | Coming
+    total: float | None
+
+
+class Coming:
+    """Batches that are read when they are asked for, ``count`` of them and once."""
+
+    def __init__(self, read: Iterator[MicroBatch], count: int) -> None:
+        self._read, self._count = read, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return islice(self._read, self._count)
 
 
 class Windows:
@@ -40,8 +54,26 @@ class Windows:
         self.fit, self.source, self.start, self.accumulate = fit, source, start, accumulate
         self.reader = source.read(start)
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
+        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not source.counted
 
     def __iter__(self) -> Iterator[Window]:
+        return self._ahead() if self.ahead else self._one_by_one()
+
+    def _one_by_one(self) -> Iterator[Window]:
+        length = int(self.source.length)
+        for start in range(self.start, length, self.accumulate):
+            yield Window(Coming(self._timed(), min(self.accumulate, length - start)), None)
+
+    def _timed(self) -> Iterator[MicroBatch]:
+        timing = self.fit.timing
+        while True:
+            clock = perf_counter() if timing.on else 0.0
+            micro = next(self.reader)
+            if timing.on:
+                timing.add_sampled("data", clock)
+            yield micro
+
+    def _ahead(self) -> Iterator[Window]:
         timing, reader, k = self.fit.timing, self.reader, self.accumulate
         while True:
             clock = perf_counter() if timing.on else 0.0

@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.comm import measure, schedules
 from drivetrain.comm.calibrate import fitted, request, sizes_of
 from drivetrain.comm.calibration import NATIVE, Calibration, Hosts, stored
-from drivetrain.comm.command import Parser, integers
+from drivetrain.comm.command import Parser, add_plot, integers, plot_place
 from drivetrain.comm.cost import bus_bandwidth, predict
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.units import shown_rate, shown_size, shown_time
-from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.launch import current_job
 from drivetrain_plugins.bench.comm_figure import plot
@@ -202,7 +201,7 @@ def parser() -> Parser:
     made.add_argument("--seconds", type=float, default=1.5, help="for each size and number of ranks, about (1.5)")
     made.add_argument("--calibrate", action="store_true", help="calibrate anew for this sweep, whatever is stored")
     made.add_argument("--json", action="store_true", help="print JSON: seconds, bytes, bytes per second")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times, bandwidths and ratios over sizes")
+    add_plot(made, "times, bandwidths and ratios over sizes")
     return made
 
 
@@ -211,8 +210,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(None if argv is None else list(argv))
     if arguments.repeats < 1 or not arguments.seconds > 0:
         raise ConfigurationError("--repeats and --seconds must be above zero.")
-    if arguments.plot is not None:
-        require_writable(arguments.plot, "--plot", image=True)
     chosen = _chosen(arguments.operations, OPERATIONS, "operation")
     only = None
     if arguments.algorithms is not None:
@@ -224,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     job = current_job()
     in_job = job is not None and job.world_size > 1
+    path = plot_place(arguments, f"comm-{arguments.device}") if job is None or job.rank == 0 else None
     before = os.getloadavg()[0]
     found = _measured(sweep, arguments.workers, arguments.device, only, arguments.calibrate, in_job)
     if in_job and job is not None and job.rank > 0:
@@ -235,8 +233,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({**result, "rows": [asdict(row) for row in rows]}, indent=1, allow_nan=False))
     else:
         _print(rows, arguments.device, load)
-    if arguments.plot is not None:
-        plot([row for row in rows if row.operation == chosen[0]], arguments.plot)
+    if path is not None:
+        plot([row for row in rows if row.operation == chosen[0]], path)
+        print(f"plot: {path}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain import session
+from drivetrain import stage_data
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, EndStage, nearest
 from drivetrain.sharding import BatchSource
@@ -86,10 +86,10 @@ class BatchSizeFinder(Callback):
                 f" {type(pl_module).__name__} or a data module."
             )
         attributes.get(trainer, self._batch_arg_name)
-        if trainer.strategy.data.lockstep or not (trainer.strategy.support.editable or trainer.world_size == 1):
+        if trainer.strategy.data.lockstep or not (trainer.strategy.support.replicated or trainer.world_size == 1):
             raise ConfigurationError(
-                f"BatchSizeFinder cannot try sizes under strategy={trainer.strategy_name}, whose workers wait for each"
-                " other within a forward pass: use strategy=ddp, or set the size by hand."
+                f"BatchSizeFinder cannot try sizes under strategy={trainer.strategy_name}, whose workers do not each"
+                " have the whole state between steps: use strategy=ddp, or set the size by hand."
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
@@ -119,7 +119,7 @@ class BatchSizeFinder(Callback):
             with trainer.random_state_kept():
                 size = self._search(trainer, lambda: self._fits_evaluation(trainer))
             self._take(trainer, size)
-            sources[:] = session.sources(trainer, trainer.request, _LOADER_OF[trainer.stage or ""])  # type: ignore[arg-type]
+            sources[:] = stage_data.sources(trainer, trainer.request, _LOADER_OF[trainer.stage or ""])  # type: ignore[arg-type]
         if self._early_exit:
             raise EndStage
 
@@ -129,10 +129,10 @@ class BatchSizeFinder(Callback):
         self.optimal_batch_size = size
         attributes.put(trainer, self._batch_arg_name, size)
         if trainer.stage == "fit":
-            source = session.sources(trainer, trainer.request, "train")[0]  # type: ignore[arg-type]
+            source = stage_data.sources(trainer, trainer.request, "train")[0]  # type: ignore[arg-type]
             trainer.train_source = trainer.fit_loop.source = source
-            if trainer.validation is not None:
-                trainer.validation.sources[:] = session.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
+            if trainer.validation is not None and trainer.validation.sources:
+                trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
         if trainer.is_global_zero:
             log.info("batch size set to %d", size)
 
@@ -210,7 +210,7 @@ class BatchSizeFinder(Callback):
 
     def _fits_evaluation(self, trainer: Trainer) -> bool:
         module, strategy, stage = trainer.lightning_module, trainer.strategy, trainer.stage or ""
-        source = session.sources(trainer, trainer.request, _LOADER_OF[stage])[0]  # type: ignore[arg-type]
+        source = stage_data.sources(trainer, trainer.request, _LOADER_OF[stage])[0]  # type: ignore[arg-type]
         self._samples = _samples(source)
         step = getattr(module, "validation_step" if stage == "validate" else f"{stage}_step")
         former, trainer.metrics = trainer.metrics, trainer.new_metrics()

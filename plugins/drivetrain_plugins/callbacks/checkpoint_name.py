@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -28,17 +29,31 @@ def format_name(
     if not template:
         template = "{epoch}" + JOIN + "{step}"
 
-    def fill(match: re.Match[str]) -> str:
-        name, spec = match.group(1), (match.group(2) or ":")[1:]
-        value = float(values.get(name, 0.0))
-        number = int(value) if name in ("epoch", "step") else value
+    def value(name: str) -> float:
+        found = float(values.get(name, 0.0))
+        return int(found) if name in ("epoch", "step") else found
+
+    def label(name: str) -> str:
+        return f"{name.replace('/', '_')}{EQUALS}" if insert_names else ""
+
+    name = fill(template, value, label)
+    return f"{prefix}{JOIN}{name}" if prefix else name
+
+
+def fill(template: str, value: Callable[[str], Any], label: Callable[[str], str]) -> str:
+    """``template`` with each field ``{name:format}`` as ``label(name)`` and the formatted ``value(name)``.
+
+    Raises:
+        ConfigurationError: a format that does not fit the value.
+    """
+
+    def field(match: re.Match[str]) -> str:
+        name, spec = match[1], (match[2] or ":")[1:]
         try:
-            text = format(number, spec)
+            return label(name) + format(value(name), spec)
         except ValueError as error:
             raise ConfigurationError(
-                f"ModelCheckpoint(filename={template!r}): {match.group(0)} is not a format for a number ({error})."
+                f"ModelCheckpoint(filename={template!r}): {match[0]} is not a format for a number ({error})."
             ) from error
-        return f"{name.replace('/', '_')}{EQUALS}{text}" if insert_names else text
 
-    name = _FIELD.sub(fill, template)
-    return f"{prefix}{JOIN}{name}" if prefix else name
+    return _FIELD.sub(field, template)

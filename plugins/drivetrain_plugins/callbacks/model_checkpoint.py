@@ -7,15 +7,15 @@ import math
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain.callback import Callback
 from drivetrain.checkpoint.shared import refuse_unshared
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain_plugins.callbacks.checkpoint_name import EXTENSION, format_name
-from drivetrain_plugins.callbacks.monitor import check_mode, has_validation, missing, worst
+from drivetrain_plugins.callbacks.checkpoint_options import CheckpointOptions
+from drivetrain_plugins.callbacks.monitor import has_validation, missing, worst
 from drivetrain_plugins.callbacks.retention import Kept, Retention, worst_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _OF_LIGHTNING = (
 )
 
 
-class ModelCheckpoint(Callback):
+class ModelCheckpoint(CheckpointOptions):
     """Arguments and meanings are those of Lightning's ModelCheckpoint, with these differences.
 
     - Where there is validation it saves at its end, else at the end of the training epoch. A ``monitor`` that is
@@ -49,63 +49,18 @@ class ModelCheckpoint(Callback):
 
     All ranks decide alike without communication: metrics, steps and the clock are agreed before they come here.
 
-    Args:
-        dirpath: folder; default ``<log_dir or default_root_dir>/checkpoints``.
-        filename: template, see :func:`format_name`; default ``epoch=0-step=63``.
-        monitor: metric that ranks the checkpoints; None keeps the newest.
-        verbose: report each save.
-        save_last: see above.
-        save_top_k: how many to keep; -1 for all, 0 for none.
-        save_weights_only: leave out what only resuming needs.
-        mode: ``"min"`` or ``"max"``. NaN is the worst in both.
-        auto_insert_metric_name: put ``name=`` before the values in the file name.
-        every_n_train_steps, train_time_interval, every_n_epochs: at most one of them; default every epoch.
-        save_on_train_epoch_end: force the end of the training epoch (True) or of validation (False).
-        enable_version_counter: append ``-v1``, ``-v2``, ... where the name is taken, else write over it.
+    The arguments are those of :class:`CheckpointOptions`; ``dirpath`` is ``<log_dir or default_root_dir>/checkpoints``
+    by default.
 
     Raises:
         ConfigurationError: arguments that exclude each other; in ``setup``, a folder that cannot be written.
         TrainingError: the monitor was not logged by the end of the epoch.
     """
 
-    saves_checkpoints = True
-    monitors = True
-
-    def __init__(
-        self,
-        dirpath: str | os.PathLike[str] | None = None,
-        filename: str | None = None,
-        monitor: str | None = None,
-        verbose: bool = False,
-        save_last: bool | Literal["link"] | None = None,
-        save_top_k: int = 1,
-        save_weights_only: bool = False,
-        mode: str = "min",
-        auto_insert_metric_name: bool = True,
-        every_n_train_steps: int | None = None,
-        train_time_interval: timedelta | None = None,
-        every_n_epochs: int | None = None,
-        save_on_train_epoch_end: bool | None = None,
-        enable_version_counter: bool = True,
-    ) -> None:
-        self.dirpath = None if dirpath is None else str(Path(dirpath).expanduser().absolute())
-        self.filename = filename
-        self.monitor = monitor
-        self.verbose = verbose
-        self.save_last = save_last
-        self.save_top_k = save_top_k
-        self.save_weights_only = save_weights_only
-        self.mode = mode
-        self.auto_insert_metric_name = auto_insert_metric_name
-        self.enable_version_counter = enable_version_counter
-        self._on_train_epoch_end = save_on_train_epoch_end
-        self._seconds = None if train_time_interval is None else train_time_interval.total_seconds()
-        triggers = (every_n_train_steps, train_time_interval, every_n_epochs)
-        by_epoch = every_n_train_steps in (None, 0) and train_time_interval is None
-        self.every_n_train_steps = every_n_train_steps or 0
-        self.every_n_epochs = every_n_epochs if every_n_epochs is not None else int(by_epoch)
-        self._check(triggers)
-        self._retention = Retention(save_top_k, mode, ranked=monitor is not None)
+    def _fresh(self) -> None:
+        interval = self._train_time_interval
+        self._seconds = None if interval is None else interval.total_seconds()
+        self._retention = Retention(self.save_top_k, self.mode, ranked=self.monitor is not None)
         self._kept = Kept()
         self._fitting = False
         self._names: set[str] = set()  # file names in the folder, the same on every rank
@@ -114,44 +69,20 @@ class ModelCheckpoint(Callback):
         self._seconds_at: float | None = None  # agreed clock at the last save by time
         self._warned = False
 
-    def _check(self, triggers: tuple[Any, ...]) -> None:
-        def need(condition: bool, what: str) -> None:
-            if not condition:
-                raise ConfigurationError(f"ModelCheckpoint({what}.")
-
-        check_mode("ModelCheckpoint", self.mode)
-        need(self.save_top_k >= -1, f"save_top_k={self.save_top_k}): use -1 for all, 0 for none or a number")
-        need(self.every_n_train_steps >= 0, f"every_n_train_steps={self.every_n_train_steps}): use 0 or more")
-        need(self.every_n_epochs >= 0, f"every_n_epochs={self.every_n_epochs}): use 0 or more")
-        need(self._seconds is None or self._seconds > 0, "train_time_interval): use a positive duration")
-        need(
-            sum(bool(trigger) for trigger in triggers) <= 1,
-            "): every_n_train_steps, train_time_interval and every_n_epochs exclude each other; give one, and use a"
-            " second ModelCheckpoint for another",
+    def _check(self) -> None:
+        super()._check()
+        interval = self._train_time_interval
+        self._need(interval is None or interval > timedelta(0), "train_time_interval", "use a positive duration")
+        self._need(
+            self.save_last in (None, True, False, "link"), f"save_last={self.save_last!r}", "use True, False or 'link'"
         )
-        need(self.save_last in (None, True, False, "link"), f"save_last={self.save_last!r}): use True, False or 'link'")
-        need(
-            self.monitor is not None or self.save_top_k in (-1, 0, 1),
-            f"save_top_k={self.save_top_k}) needs a monitor to rank the checkpoints; without one use -1, 0 or 1",
-        )
-        need(
+        self._need(
             not (self.save_last and self.filename and "/" in _without_fields(self.filename)),
-            f"filename={self.filename!r}) has folders, so last.ckpt cannot point at it: leave save_last out or put the"
-            " folder into dirpath",
+            f"filename={self.filename!r}",
+            "it has folders, so last.ckpt cannot point at it; leave save_last out or put the folder into dirpath",
         )
 
     # -- what users read ----------------------------------------------------------------------------------------
-    @property
-    def state_key(self) -> str:
-        key = {
-            "monitor": self.monitor,
-            "mode": self.mode,
-            "every_n_train_steps": self.every_n_train_steps,
-            "every_n_epochs": self.every_n_epochs,
-            "train_time_interval": self._seconds,
-        }
-        return f"{type(self).__qualname__}{key}"
-
     @property
     def best_model_path(self) -> str:
         """Path of the best checkpoint (the newest without a monitor), or ``""``."""
@@ -233,8 +164,7 @@ class ModelCheckpoint(Callback):
     ) -> None:
         if not trainer.between_steps:
             return  # among the micro-batches of a window nothing can be saved
-        step = self.every_n_train_steps
-        due = step > 0 and trainer.global_step % step == 0
+        due = self._by_step(trainer)
         if self._seconds is not None:
             now = trainer.agreed_seconds  # moves at log boundaries, on all ranks alike
             if self._seconds_at is None:
@@ -245,21 +175,27 @@ class ModelCheckpoint(Callback):
             self._save(trainer, late=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self._on_train_epoch_end or not self._due_by_epoch(trainer):
+        if self._save_on_train_epoch_end or not self._due_by_epoch(trainer):
             return
-        if self._on_train_epoch_end is None and self.monitor not in (None, *trainer.callback_metrics):
-            self._on_train_epoch_end = True  # it is logged by the training epoch, which is not over
+        if self._save_on_train_epoch_end is None and self.monitor not in (None, *trainer.callback_metrics):
+            self._save_on_train_epoch_end = True  # it is logged by the training epoch, which is not over
             return
         self._save(trainer, late=True)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        here = not has_validation(trainer) if self._on_train_epoch_end is None else self._on_train_epoch_end
+        forced = self._save_on_train_epoch_end
+        here = not has_validation(trainer) if forced is None else forced
         if here and self._due_by_epoch(trainer):
             self._save(trainer, late=True)
 
     def _due_by_epoch(self, trainer: Trainer) -> bool:
-        every = self.every_n_epochs
-        return every > 0 and (trainer.current_epoch + 1) % every == 0 and not self._skips(trainer)
+        return self._by_epoch(trainer) and not self._skips(trainer)
+
+    def _saved_step(self) -> int:
+        return self._saved_at
+
+    def _path_on_exception(self, trainer: Trainer) -> str:
+        return self._path(self._name(trainer, []))
 
     def _skips(self, trainer: Trainer) -> bool:
         return (
@@ -342,7 +278,7 @@ class ModelCheckpoint(Callback):
             "step": trainer.global_step,
         }
         name = format_name(self.filename, values, insert_names=self.auto_insert_metric_name)
-        if not self.enable_version_counter:
+        if not self._enable_version_counter:
             return f"{name}{EXTENSION}"
         taken = set(self._names)
         for other in trainer.callbacks:
@@ -356,10 +292,9 @@ class ModelCheckpoint(Callback):
         return candidate
 
     def _delete(self, trainer: Trainer, names: list[str]) -> None:
-        resumed = getattr(trainer, "ckpt_path", None)
         for name in names:
             path = Path(self._path(name))
-            if name not in self._names or (resumed is not None and path == Path(resumed).absolute()):
+            if name not in self._names or self._resumed_from(trainer, path):
                 continue
             self._names.discard(name)
             if trainer.is_global_zero and path.exists():

@@ -155,4 +155,6 @@ def range_test(
 
         trainer.lr_scheduler_configs = [SchedulerConfig(LambdaLR(optimizer, factor), interval="step")]
         trial.train(steps)
+    with trainer.random_state_kept():
+        trainer.open_training_data()  # that of the trial has been read from
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain import session
+from drivetrain import stage_data
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
 from drivetrain.hooks import Hooks
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 _KEPT = (
-    "fit_loop", "hooks", "metrics", "by_step", "_shown", "agreed_metrics", "loggers", "callbacks", "max_steps",
+    "loop", "hooks", "metrics", "by_step", "_shown", "agreed_metrics", "loggers", "callbacks", "max_steps",
     "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
     "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch",
 )  # fmt: skip
@@ -61,7 +61,7 @@ class Trial:
         """The training data, asked for anew."""
         trainer = self.trainer
         assert trainer.request is not None
-        return session.sources(trainer, trainer.request, "train")[0]
+        return stage_data.sources(trainer, trainer.request, "train")[0]
 
     def train(self, steps: int, source: BatchSource | None = None) -> FitLoop:
         """Train ``steps`` optimizer steps, fewer where ``max_epochs`` end sooner or a callback asks for a stop; returns
@@ -70,7 +70,7 @@ class Trial:
         trainer.train_source = self.source() if source is None else source
         trainer.should_stop, trainer.stop_wish, trainer.loss_curve = False, None, []
         trainer.metrics, trainer.by_step = trainer.new_metrics(), None
-        loop = trainer.fit_loop = FitLoop(trainer, trainer.train_source, **self._counters)
+        loop = trainer.loop = FitLoop(trainer, trainer.train_source, **self._counters)
         loop.use(self.optimizers)
         trainer.max_steps = loop.counted_steps + steps
         loop.run()

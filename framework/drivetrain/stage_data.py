@@ -1,0 +1,137 @@
+"""The loaders that a stage reads: where they come from, and when they are asked for."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.overrides import is_overridden
+
+from drivetrain import worker_seeds
+from drivetrain.combined_source import evaluation_sources, training_source
+from drivetrain.data_hooks import DataHooks
+from drivetrain.errors import ConfigurationError
+from drivetrain.loops.evaluate import EvaluateLoop, empty
+from drivetrain.module import TrainModule
+from drivetrain.sharding import BatchSource
+
+if TYPE_CHECKING:
+    from drivetrain.session import Request
+    from drivetrain.trainer import Trainer
+
+
+def loader_of(request: Request, which: str) -> Any:
+    """The loader or the hook that makes it, or None."""
+    given = request.loaders.get(which)
+    if given is not None:
+        return given
+    for owner in (request.datamodule, request.module):
+        if owner is not None:
+            name = f"{which}_dataloader"
+            if name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name):
+                return getattr(owner, name)
+    return None
+
+
+def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]:
+    """The loaders of ``which`` (``"train"``, ``"val"``, ``"test"``, ``"predict"``) as this rank reads them."""
+    made = loader_of(request, which)
+    loaders = made() if callable(made) and not hasattr(made, "__iter__") else made
+    worker_seeds.add_to(loaders, trainer.global_rank)
+    if which != "train":
+        trainer._given[which] = loaders
+    limit = trainer.limits[which]
+    seed = trainer.data_seed
+    make = _training_sources if which == "train" else evaluation_sources
+    found = make(
+        loaders,
+        shard=trainer.strategy.data,
+        mode=trainer.batch,
+        seed=seed,
+        training=which == "train",
+        limit=limit,
+        reshard=trainer.use_distributed_sampler,
+        in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
+        order=trainer.meanings.order,
+        numbers=which == "predict",
+    )
+    if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
+        gather = trainer.strategy.communicator.all_gather_plain
+        for source in found:
+            source.agree_on_length(gather([source.full_length, source.length]))
+    for source in found:
+        if source.full_length == 0:
+            if which == "train":
+                raise ConfigurationError("the train data is empty: its loader gives no batch.")
+            if trainer.is_global_zero:
+                warnings.warn(empty(which, source, len(found)), stacklevel=2)
+    if trainer.instruments is not None:
+        for source in found:
+            trainer.instruments.of_source(source, which)
+    return found
+
+
+def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
+    return [training_source(loaders, **options)]
+
+
+def training(trainer: Trainer) -> BatchSource:
+    """The training data of the fit at hand, asked for at the first call."""
+    if trainer.train_source is None:
+        assert trainer.request is not None
+        trainer.train_source = sources(trainer, trainer.request, "train")[0]
+        trainer.strategy.check_data(trainer.train_source.loader)
+        trainer.val_check_batch = _validation_interval(trainer)
+    return trainer.train_source
+
+
+def validates(trainer: Trainer) -> bool:
+    """Whether the fit at hand has something to validate with."""
+    request = trainer.request
+    assert request is not None
+    has_step = is_overridden("validation_step", request.module, TrainModule)
+    return has_step and trainer.limits["val"] != 0 and loader_of(request, "val") is not None
+
+
+def validation(trainer: Trainer) -> EvaluateLoop | None:
+    """The validation of the fit at hand, whose loaders are asked for at the first call; None where there is none, or
+    where none of them has a batch."""
+    loop = trainer.validation
+    if loop is not None and not loop.sources:
+        loop.use(_validation_sources(trainer))
+        if not any(source.length for source in loop.sources):
+            trainer.validation = None
+    return trainer.validation
+
+
+def _validation_sources(trainer: Trainer) -> list[BatchSource]:
+    assert trainer.request is not None
+    return sources(trainer, trainer.request, "val") if validates(trainer) else []
+
+
+def ask_again(trainer: Trainer, which: str) -> list[BatchSource]:
+    """Ask the module or data module for its loaders of ``which`` (``"train"``, ``"val"``) again."""
+    if which == "val":
+        return _validation_sources(trainer)
+    trainer.train_source = None
+    return [training(trainer)]
+
+
+def _validation_interval(trainer: Trainer) -> int | float:
+    """Batches between validations; infinite for the end of the epoch."""
+    interval = trainer.val_check_interval
+    length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
+    if isinstance(interval, int):
+        if trainer.check_val_every_n_epoch is not None and interval > length:
+            raise ConfigurationError(
+                f"val_check_interval={interval} is more than the {length} batches of an epoch: set"
+                " check_val_every_n_epoch=None to count over epochs, or a smaller interval."
+            )
+        return interval
+    if interval == 1.0:
+        return float("inf")
+    if length == float("inf"):
+        raise ConfigurationError(
+            f"val_check_interval={interval} is a fraction of an epoch without a known length: give a number of batches."
+        )
+    return max(1, int(length * interval))

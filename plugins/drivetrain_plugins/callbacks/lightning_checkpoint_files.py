@@ -1,0 +1,156 @@
+"""Where Lightning's ModelCheckpoint puts its files: their folder, their names, what is free, what is deleted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drivetrain import checkpoint
+from drivetrain.errors import CheckpointError
+from drivetrain_plugins.callbacks.checkpoint_name import fill
+from drivetrain_plugins.callbacks.checkpoint_options import CheckpointOptions
+
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+    from drivetrain.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointFiles(CheckpointOptions):
+    """The files of Lightning's ModelCheckpoint. By default they lie in the first logger's
+    ``save_dir/name/version_N/checkpoints``."""
+
+    CHECKPOINT_JOIN_CHAR = "-"
+    CHECKPOINT_EQUALS_CHAR = "="
+    CHECKPOINT_NAME_LAST = "last"
+    FILE_EXTENSION = ".ckpt"
+    STARTING_VERSION = 1
+
+    def _fresh(self) -> None:
+        self._last_global_step_saved = 0
+        self._last_checkpoint_saved = ""
+
+    def _saved_step(self) -> int:
+        return self._last_global_step_saved
+
+    def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
+        found = self.dirpath or _default_folder(trainer)
+        if trainer.communicator.world_size > 1:  # the first worker says which folder it is
+            found = trainer.communicator.all_gather_plain(found)[0]
+        self.dirpath = found
+        if stage == "fit" and trainer.is_global_zero and self.save_top_k != 0 and _filled(found):
+            warnings.warn(f"the folder of checkpoints {found} is not empty.", stacklevel=2)
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        trainer.save_checkpoint(filepath, self.save_weights_only)
+        self._last_global_step_saved = trainer.global_step
+        self._last_checkpoint_saved = filepath
+        if self.verbose and trainer.is_global_zero:
+            log.info("epoch %d, step %d: saved %s", trainer.current_epoch, trainer.global_step, filepath)
+        for logger in trainer.loggers if trainer.is_global_zero else []:
+            logger.after_save_checkpoint(self)
+
+    def format_checkpoint_name(
+        self,
+        metrics: dict[str, Any],
+        filename: str | None = None,
+        ver: int | None = None,
+        prefix: str | None = None,
+    ) -> str:
+        """Path that a checkpoint with these ``metrics`` (``epoch`` and ``step`` among them) would get; a metric that is
+        not there counts as 0."""
+        join = self.CHECKPOINT_JOIN_CHAR
+        template = filename or self.filename or f"{{epoch}}{join}{{step}}"
+
+        def value(name: str) -> Any:
+            found = metrics.get(name, 0)
+            return found.item() if isinstance(found, Tensor) else found
+
+        def label(name: str) -> str:
+            return f"{name}{self.CHECKPOINT_EQUALS_CHAR}" if self.auto_insert_metric_name else ""
+
+        parts = [prefix, fill(template, value, label), None if ver is None else f"v{ver}"]
+        name = join.join(part for part in parts if part is not None)
+        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
+
+    def _free_name(self, trainer: Trainer, metrics: dict[str, Tensor], name: str | None, replaced: str) -> str:
+        """A path that is not taken, or by what this save replaces."""
+        path = self.format_checkpoint_name(metrics, name)
+        version = self.STARTING_VERSION
+        while self._enable_version_counter and path != replaced and self.file_exists(path, trainer):
+            path = self.format_checkpoint_name(metrics, name, ver=version)
+            version += 1
+        return path
+
+    def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
+        """Whether the first worker sees a file there; every worker must ask."""
+        found = trainer.is_global_zero and os.path.exists(filepath)
+        if trainer.communicator.world_size > 1:
+            found = bool(trainer.communicator.all_gather_plain(found)[0])
+        return found
+
+    def _remove(self, trainer: Trainer, path: str, current: str) -> None:
+        """Delete a checkpoint that another took the place of, unless it lies elsewhere or the run began from it."""
+        target = Path(path).absolute()
+        if path == current or self._resumed_from(trainer, target):
+            return
+        if Path(str(self.dirpath)).absolute() not in target.parents or not trainer.is_global_zero:
+            return
+        self._remove_checkpoint(trainer, path)
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        target = Path(filepath)
+        try:
+            if target.is_dir() and not target.is_symlink():
+                checkpoint.remove(target)
+            else:
+                target.unlink(missing_ok=True)
+        except (CheckpointError, OSError) as error:
+            log.warning("an old checkpoint stays: %s", error)
+
+    def _path_on_exception(self, trainer: Trainer) -> str:
+        return self.format_checkpoint_name(with_counters(trainer, trainer.callback_metrics))
+
+
+def with_counters(trainer: Trainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with the whole numbers ``epoch`` and ``step``, which a module may have logged itself."""
+    counters = {}
+    for name, value in (("epoch", trainer.current_epoch), ("step", trainer.global_step)):
+        logged = metrics.get(name)
+        counters[name] = logged.int() if isinstance(logged, Tensor) else torch.tensor(value)
+    return {**metrics, **counters}
+
+
+def _default_folder(trainer: Trainer) -> str:
+    """The first logger's folder, or the trainer's."""
+    logger = trainer.logger
+    save_dir = getattr(logger, "save_dir", None)
+    if logger is None or (save_dir is None and logger.version is None):
+        return os.path.join(trainer.log_dir or trainer.default_root_dir, "checkpoints")
+    version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+    return os.path.join(save_dir or trainer.default_root_dir, str(logger.name), version, "checkpoints")
+
+
+def _filled(folder: str) -> bool:
+    return os.path.isdir(folder) and bool(os.listdir(folder))
+
+
+def link_to(target: str, link: str) -> None:
+    """Make ``link`` a relative link to ``target``; at every instant it is the old or the new one."""
+    if os.path.abspath(target) == os.path.abspath(link):
+        return
+    if os.path.isdir(link) and not os.path.islink(link):
+        checkpoint.remove(link)
+    fresh = f"{link}.linking"
+    if os.path.lexists(fresh):
+        os.unlink(fresh)
+    os.symlink(os.path.relpath(target, os.path.dirname(link)), fresh)
+    os.replace(fresh, link)

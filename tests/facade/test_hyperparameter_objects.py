@@ -1,0 +1,92 @@
+"""Objects among hyper-parameters: told of, kept out of what plain loading makes, and made again where that is asked."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from drivetrain.errors import CheckpointError
+from tests.facade.recorder import QUIET, loader, ours, theirs
+
+
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+def kind_of(L: Any) -> Any:
+    class Parent(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, secret: str = "s", **more: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Module(Parent):
+        def __init__(
+            self,
+            net: nn.Module,
+            scale: Any = None,
+            loss: Any = nn.functional.mse_loss,
+            kind: Any = torch.optim.SGD,
+            width: int = 3,
+            **more: Any,
+        ) -> None:
+            super().__init__(secret="x")
+            self.save_hyperparameters(ignore=["secret"])
+            self.net, self.scale = net, scale
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.hparams.loss(self.net(batch[0]) * self.scale.factor, batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return self.hparams.kind(self.parameters(), lr=0.1)
+
+    return Module
+
+
+def saved(L: Any, path: Path) -> tuple[Any, Any, list[str]]:
+    Module = kind_of(L)
+    with warnings.catch_warnings(record=True) as told, torch.random.fork_rng():
+        warnings.simplefilter("always")
+        torch.manual_seed(3)
+        module = Module(nn.Linear(6, 3), Scale(0.5), nn.functional.cross_entropy, torch.optim.Adam, note="n")
+        trainer = L.Trainer(**QUIET, logger=False, max_epochs=1)
+        trainer.fit(module, loader())
+        trainer.save_checkpoint(path)
+    return Module, module, [str(w.message) for w in told if "nn.Module" in str(w.message)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_objects_among_hyperparameters(tmp_path: Path) -> None:
+    seen = {}
+    for name, L in (("theirs", theirs), ("ours", ours)):
+        Module, module, told = saved(L, tmp_path / name)
+        again = Module.load_from_checkpoint(tmp_path / name, weights_only=False)
+        kinds = {key: type(value) for key, value in again.hparams.items()}
+        weights = [tensor.tolist() for tensor in again.state_dict().values()]
+        assert weights == [tensor.tolist() for tensor in module.state_dict().values()]
+        seen[name] = (
+            sorted(kinds.items(), key=str),
+            weights,
+            again.scale.factor,
+            again.hparams.note,
+            sorted(module.hparams),
+        )
+        assert any("'net'" in line and "ignore=['net']" in line for line in told)
+    assert seen["ours"] == seen["theirs"]
+
+
+def test_what_is_not_made_unasked_is_told(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        Module, module, _ = saved(ours, tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"] == {"width": 3, "note": "n"}
+    with pytest.raises(CheckpointError, match=r"needs net, .* pass net=\.\.\., or weights_only=False"):
+        Module.load_from_checkpoint(tmp_path / "a.ckpt")
+    with pytest.warns(UserWarning, match="made with the defaults of kind, loss, scale"):
+        again = Module.load_from_checkpoint(tmp_path / "a.ckpt", net=nn.Linear(6, 3))
+    assert again.scale is None and torch.equal(again.net.weight, module.net.weight)
