@@ -46,9 +46,7 @@ class Summary:
         compute: pass the example itself.
     """
 
-    def __init__(
-        self, module: nn.Module, max_depth: int = 1, count_flops: bool = False, compute: bool = False
-    ) -> None:
+    def __init__(self, module: nn.Module, max_depth: int = 1, count_flops: bool = False, compute: bool = False) -> None:
         layers = [
             (name, child)
             for name, child in module.named_modules()

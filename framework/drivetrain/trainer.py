@@ -409,7 +409,7 @@ class Trainer(TrainerState):
                 yield
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Ask for a stop from one rank; all stop together at the next boundary, a rank that is alone after its batch."""
+        """Ask for a stop from one rank; all stop together at the next boundary, a lone rank after its batch."""
         self.stop_wish = reason or self.stop_wish
         if reason != "max_time" or self.world_size == 1:
             self.should_stop = True

@@ -19,6 +19,7 @@ import torch
 from drivetrain import checkpoint
 from drivetrain.callback import Callback
 from drivetrain.errors import CheckpointError
+from drivetrain.meanings import OWN, Meanings
 
 
 class Ranks:
@@ -82,6 +83,7 @@ class FakeTrainer:
     stops: list[str] = field(default_factory=list)
     on_save: Callable[[], None] = lambda: None
     ckpt_path: str | None = None
+    meanings: Meanings = OWN
 
     def monitored(self, name: str) -> torch.Tensor | None:
         return self.callback_metrics.get(name)
