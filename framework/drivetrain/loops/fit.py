@@ -313,16 +313,16 @@ class FitLoop(LoopNames):
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         phase.current.name = phase.BOUNDARY
-        trainer.keep_metrics()
-        trainer.by_step = False
+        trainer.published.keep()
+        trainer.published.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
-            trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
+            trainer.published.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
         latest = {} if shown else metrics.latest_columns()
         exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
-        trainer.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
+        trainer.published.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
             metrics.reset()
@@ -392,7 +392,7 @@ class FitLoop(LoopNames):
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            trainer.by_step = True
+            trainer.published.by_step = True
             if "on_train_batch_start" in hooks.active:
                 if hooks("on_train_batch_start", batch, step.index) == -1:
                     self.between_steps = True
@@ -500,7 +500,7 @@ class FitLoop(LoopNames):
         if at_log:
             self.logged = self.global_step
         if known:
-            trainer.publish(exchange, step=self.global_step - 1, write=at_log)
+            trainer.published.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
 
     def _obey(self, signal: int | None) -> None:
@@ -539,7 +539,7 @@ class FitLoop(LoopNames):
 
     def _validate(self) -> None:
         self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
-        self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
+        self.trainer.published.keep()  # of the training step; those of the same name that are logged now stay over them
         self.trainer.training, self.trainer.evaluating = False, True
         # Gradients of an incomplete window are kept; a module that optimises by hand may be accumulating.
         if self.between_steps and (self.optimization.stepped or self.module.automatic_optimization):
