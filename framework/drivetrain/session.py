@@ -292,7 +292,6 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     fit = trainer.loop = FitLoop(trainer, None, **trainer._adopted)
     if trainer.instruments is not None:
         trainer.instruments.of_fit(fit)
-    trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True

@@ -16,7 +16,7 @@ from lightning_utilities.core.overrides import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
-from drivetrain import handover, session, snapshot, stage_data
+from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
@@ -284,7 +284,6 @@ class Trainer(TrainerState):
         self.test_sources: list[BatchSource] = []
         self.instruments: Instruments | None = None
         self.predict_loop: PredictLoop = None  # type: ignore[assignment]
-        self._validation_read_in = 0  # the epoch in which validation loaders were asked for last
         self._given: dict[str, Any] = {}  # evaluation loaders as they were given
         self.validation: EvaluateLoop | None = None
         self.evaluation: EvaluateLoop | None = None
@@ -565,21 +564,6 @@ class Trainer(TrainerState):
         state = rng.capture()
         yield
         rng.restore(state)
-
-    def validate_within_fit(self) -> None:
-        self.training, self.evaluating = False, True
-        asked_before = self.validation is not None and bool(self.validation.sources)
-        validation = stage_data.validation(self)
-        every = self.reload_dataloaders_every_n_epochs
-        if not asked_before:
-            self._validation_read_in = self.current_epoch
-        elif validation is not None and every and self.current_epoch - self._validation_read_in >= every:
-            validation.use(stage_data.ask_again(self, "val"))
-            self._validation_read_in = self.current_epoch
-        if validation is not None:
-            validation.run()
-        self.training, self.evaluating = True, False
-        torch.set_grad_enabled(True)
 
     def interrupt(self, signum: int) -> NoReturn:
         """Save where training stands, between two steps and on all ranks, and leave."""
