@@ -170,9 +170,9 @@ def _attach(trainer: Trainer, request: Request) -> None:
         _check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
     trainer.hooks = kind(trainer, module, trainer.callbacks)
-    trainer.metrics, trainer.by_step = trainer.new_metrics(), None
+    trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
     if trainer.meanings.live_metrics:
-        trainer.forget_metrics()
+        trainer.published.forget()
     trainer.status = "running"
 
 
@@ -292,7 +292,6 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     fit = trainer.loop = FitLoop(trainer, None, **trainer._adopted)
     if trainer.instruments is not None:
         trainer.instruments.of_fit(fit)
-    trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
@@ -364,7 +363,7 @@ def _sanity_check(trainer: Trainer) -> None:
             raise Interrupted(stop.signal) from None
     trainer.hooks.of_callbacks("on_sanity_check_end")
     trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
-    trainer.forget_metrics()
+    trainer.published.forget()
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------
