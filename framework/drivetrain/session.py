@@ -172,9 +172,9 @@ def _attach(trainer: Trainer, request: Request) -> None:
         _check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
     trainer.hooks = kind(trainer, module, trainer.callbacks)
-    trainer.metrics, trainer.by_step = trainer.new_metrics(), None
+    trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
     if trainer.meanings.live_metrics:
-        trainer.forget_metrics()
+        trainer.published.forget()
     trainer.status = "running"
 
 
@@ -302,7 +302,6 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     fit = trainer.loop = FitLoop(trainer, None, **trainer._adopted)
     if trainer.instruments is not None:
         trainer.instruments.of_fit(fit)
-    trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
@@ -326,7 +325,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     if loaded is None or (checks_resumed and trainer.max_steps == -1):
         _sanity_check(trainer)
     elif checks_resumed:
-        trainer.forget_metrics()  # as a check would have
+        trainer.published.forget()  # as a check would have
     fit.run()
     hooks("on_fit_end")
 
@@ -381,7 +380,7 @@ def _sanity_check(trainer: Trainer) -> None:
             raise Interrupted(stop.signal) from None
     trainer.hooks.of_callbacks("on_sanity_check_end")
     trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
-    trainer.forget_metrics()
+    trainer.published.forget()
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------
@@ -393,7 +392,9 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
-    found = stage_data.sources(trainer, request, _LOADER_OF[stage])
+    which = _LOADER_OF[stage]
+    nothing = stage != "predict" and trainer.limits[which] == 0
+    found = [] if nothing else stage_data.sources(trainer, request, which)
     if not strategy.trains:
         strategy.serve()
         return None
