@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from drivetrain.callback import Callback as Callback
+from drivetrain.lightning import deep_names
 from drivetrain.lightning.plugin_names import finder
 from drivetrain.states import EarlyStoppingReason as EarlyStoppingReason
 
@@ -47,3 +48,6 @@ def __getattr__(name: str) -> Any:
     if name in _BESIDE:
         return getattr(sys.modules[_find(_BESIDE[name]).__module__], name)
     return _find(name)
+
+
+deep_names.name_below(__name__)
