@@ -130,7 +130,7 @@ class BatchSizeFinder(Callback):
         attributes.put(trainer, self._batch_arg_name, size)
         if trainer.stage == "fit":
             source = stage_data.sources(trainer, trainer.request, "train")[0]  # type: ignore[arg-type]
-            trainer.train_source = trainer.fit_loop.source = source
+            trainer.train_source = trainer.fit_loop.data.source = source
             if trainer.validation is not None and trainer.validation.sources:
                 trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
         if trainer.is_global_zero:
