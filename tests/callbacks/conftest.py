@@ -84,6 +84,7 @@ class FakeTrainer:
     stops: list[str] = field(default_factory=list)
     on_save: Callable[[], None] = lambda: None
     ckpt_path: str | None = None
+    meanings: Meanings = OWN
 
     def monitored(self, name: str) -> torch.Tensor | None:
         return self.callback_metrics.get(name)
