@@ -35,7 +35,7 @@ from drivetrain.parts import callbacks_of, loggers_of, precision_of, profiler_of
 from drivetrain.placement import place
 from drivetrain.precision import Precision
 from drivetrain.published import PublishedMetrics
-from drivetrain.session import Request
+from drivetrain.request import Request, check
 from drivetrain.strategy import Strategy
 from drivetrain.summary import run_summary
 from drivetrain.timing import Timing
@@ -452,7 +452,7 @@ class Trainer(TrainerState):
             raise SystemExit(1) from stop
 
     def _run_stage(self, request: Request) -> Any:
-        session.check(self, request)
+        check(self, request)
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
             self.timing = Timing()
@@ -558,12 +558,6 @@ class Trainer(TrainerState):
         state, self.random_state = self.random_state, None
         if state is not None:
             rng.restore(state)
-
-    @contextmanager
-    def random_state_kept(self) -> Iterator[None]:
-        state = rng.capture()
-        yield
-        rng.restore(state)
 
     def interrupt(self, signum: int) -> NoReturn:
         """Save where training stands, between two steps and on all ranks, and leave."""

@@ -13,6 +13,7 @@ import torch
 
 from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError, EndStage, nearest
 from drivetrain.sharding import BatchSource
 from drivetrain_plugins.tuner import attributes
@@ -116,7 +117,7 @@ class BatchSizeFinder(Callback):
             self._take(trainer, size)
         else:
             sources = self._evaluation(trainer)
-            with trainer.random_state_kept():
+            with rng.kept():
                 size = self._search(trainer, lambda: self._fits_evaluation(trainer))
             self._take(trainer, size)
             sources[:] = stage_data.sources(trainer, trainer.request, _LOADER_OF[trainer.stage or ""])  # type: ignore[arg-type]
