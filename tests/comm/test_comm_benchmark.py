@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.comm import calibrate, measure
+from drivetrain.comm.__main__ import main
 from drivetrain.comm.calibration import stored
 from drivetrain.comm.cost import bus_bandwidth
 from drivetrain.comm.measure import _contenders as contenders
@@ -92,7 +93,9 @@ def test_requests_that_cannot_be_met_are_refused() -> None:
             bench(words)
 
 
-def test_calibrating_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calibrating_in_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What was measured is what is predicted; nothing is started here."""
     asked = []
 
@@ -105,6 +108,11 @@ def test_calibrating_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     made = calibrate([3, 2, 3], names=["ring"], sizes=(8, 800))
     assert asked == [(workers, ("native", "ring"), (8, 800)) for workers in (2, 3)]
     assert made.predict("native", 80, (3,)) == pytest.approx(8e-5) and set(made.worlds) == {(2,), (3,)}
+    for load, said in ((0.0, ""), (1000.0, "others used the machine (load 1000.0")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load))
+        assert main(["calibrate", "--topologies", "ring", "--output", str(tmp_path / "made.json")]) == 0
+        captured = capsys.readouterr()
+        assert captured.err.startswith(said) and bool(captured.err) == bool(said) and "written to" in captured.out
     for words, reason in (
         ({"workers": [1]}, "workers=1 is too small: pass 2 or more"),
         ({"workers": 4}, r"pass them as a list, such as \[2, 4\]"),

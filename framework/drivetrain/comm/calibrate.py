@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from drivetrain.launch import current_job
 
 SIZES = tuple(2**exponent for exponent in range(10, 27, 2))  # 1 KiB to 64 MiB
 REPEATS, SECONDS = 21, 3.0
+BUSY = 0.5  # load for each core, before anything is measured, from which times are those of a busy machine
 
 
 def request(
@@ -131,6 +133,7 @@ def calibrate_main(argv: Sequence[str]) -> int:
     path = arguments.output or place(arguments.device)
     require_writable(path, "--output")
     chosen = topologies(arguments.topologies)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
     made = calibrate(
         workers, arguments.device, names=chosen, sizes=sizes, repeats=arguments.repeats, seconds=arguments.seconds
     )
@@ -139,6 +142,9 @@ def calibrate_main(argv: Sequence[str]) -> int:
         return 0
     made.save(path)
     print(f"{_described(made)}\nwritten to {path}")
+    if load > BUSY * cores:
+        busy = f"others used the machine (load {load:.1f} on {cores} cores when this began)"
+        print(f"{busy}: calibrate again when it is quiet, or auto chooses by noise", file=sys.stderr)
     return 0
 
 
