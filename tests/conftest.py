@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     own = tempfile.mkdtemp(prefix="drivetrain-tests-")
     os.environ["TMPDIR"] = own
     tempfile.tempdir = own
+    # Torch's compiler sets this and makes the folder when it is first looked at, in whichever test that is.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
     # A shell starts what runs in the background deaf to it, and so would be the programs whose end is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)

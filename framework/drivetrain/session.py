@@ -262,7 +262,9 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
-    found = stage_data.sources(trainer, request, LOADER_OF[stage])
+    which = LOADER_OF[stage]
+    nothing = stage != "predict" and trainer.limits[which] == 0
+    found = [] if nothing else stage_data.sources(trainer, request, which)
     if not strategy.trains:
         strategy.serve()
         return None
