@@ -24,13 +24,15 @@ class Meanings:
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
             with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
-        validation: what validation, and the end of training that it may wish for, wait for: ``"step"`` (the optimizer
-            step in whose window it falls due) or ``"batch"`` (nothing: they come within the window).
+        moments: what validation, the end of training and monitors of training wait for where they fall due within an
+            accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
+        examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
+            logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
@@ -52,10 +54,11 @@ class Meanings:
     order: str = "seed"
     loaders: str = "first"
     window: str = "samples"
-    validation: str = "step"
+    moments: str = "step"
     frequency: str = "run"
     modes: str = "train"
     checks_resumed: bool = False
+    examples: str = "kept"
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
@@ -77,10 +80,11 @@ LIGHTNING = Meanings(
     order="torch",
     loaders="needed",
     window="batches",
-    validation="batch",
+    moments="batch",
     frequency="epoch",
     modes="kept",
     checks_resumed=True,
+    examples="drawn",
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},

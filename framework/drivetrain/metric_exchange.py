@@ -76,6 +76,30 @@ def exchange(
         flags: numbers that every rank wants to see of every other.
         series: ``(total, weight)`` per optimizer step since the last exchange.
     """
+    if communicator.world_size == 1:
+        result = Exchange({}, dict(columns), [list(flags)], [[list(item) for item in series]] if series else [])
+        tables = [columns]
+    else:
+        result, tables = _gathered(gather, communicator, device, columns, flags, series)
+    for name in sorted(set().union(*tables)):
+        value = combine(name, tables)
+        if value is not None:
+            result.values[name] = value
+    for name, column in columns.items():
+        if not column.over_ranks and (value := combine(name, [columns])) is not None:
+            result.own[name] = value
+    return result
+
+
+def _gathered(
+    gather: Callable[[Tensor], list[Tensor]],
+    communicator: Communicator,
+    device: torch.device,
+    columns: dict[str, Column],
+    flags: tuple[float, ...],
+    series: list[tuple[float, float]],
+) -> tuple[Exchange, list[dict[str, Column]]]:
+    """All ranks' flags, series and columns; values are not combined yet."""
     names = sorted(columns)
     kinds = repr([(name, columns[name].kind()) for name in names]).encode()
     signature = float(int.from_bytes(hashlib.sha256(kinds).digest()[:6], "big"))
@@ -105,14 +129,7 @@ def exchange(
             tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
         for table in tables:
             result.columns = {**table, **result.columns}
-    for name in sorted(set().union(*tables)):
-        value = combine(name, tables)
-        if value is not None:
-            result.values[name] = value
-    for name, column in columns.items():
-        if not column.over_ranks and (value := combine(name, [columns])) is not None:
-            result.own[name] = value
-    return result
+    return result, tables
 
 
 def combine(name: str, tables: list[dict[str, Column]]) -> float | None:

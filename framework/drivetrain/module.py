@@ -51,6 +51,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     ]
     automatic_optimization = True
     strict_loading = True
+    fabric = None  # Lightning's module may belong to a Fabric; there is none here
     example_input_array = cast(Any, None)  # TorchScript reads annotations, and does not know Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

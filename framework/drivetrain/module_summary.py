@@ -30,8 +30,9 @@ class Row:
 class Summary:
     """Sizes of ``module`` down to ``max_depth`` levels of children (1: direct children, 0: totals, -1: all).
 
-    Where the module has an ``example_input_array``, its forward pass is traced with tensors that have a shape and no
-    data: nothing is computed, no weight, statistic or random state is touched, no other worker is needed.
+    Where the module has an ``example_input_array``, its forward pass is traced, in evaluation mode, with tensors that
+    have a shape and no data: nothing is computed, no weight, statistic or random state is touched, no other worker is
+    needed. With ``compute`` it is a pass like any other: what it draws at random is drawn.
 
     Attributes:
         rows: a :class:`Row` for each layer.
@@ -42,9 +43,10 @@ class Summary:
 
     Args:
         count_flops: count the operations of the pass, in all and of each layer.
+        compute: pass the example itself.
     """
 
-    def __init__(self, module: nn.Module, max_depth: int = 1, count_flops: bool = False) -> None:
+    def __init__(self, module: nn.Module, max_depth: int = 1, count_flops: bool = False, compute: bool = False) -> None:
         layers = [
             (name, child)
             for name, child in module.named_modules()
@@ -58,9 +60,9 @@ class Summary:
         example = getattr(module, "example_input_array", None)
         self.has_shapes = example is not None
         if example is not None:
-            self._trace(module, example, count_flops)
+            self._trace(module, example, count_flops, compute)
 
-    def _trace(self, module: nn.Module, example: Any, count_flops: bool) -> None:
+    def _trace(self, module: nn.Module, example: Any, count_flops: bool, compute: bool) -> None:
         rows = {id(row.module): row for row in self.rows}
 
         def record(child: nn.Module, inputs: Any, keywords: dict[str, Any], output: Any) -> None:
@@ -72,13 +74,17 @@ class Summary:
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         training = {child: child.training for child in module.modules()}
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
-        arguments, keywords = _arguments(_on_meta(example, dtype))
+        device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
+        arguments, keywords = _arguments(_moved(example, device if compute else torch.device("meta"), dtype))
         counter = FlopCounterMode(display=False) if count_flops else nullcontext()
         try:
             module.eval()
             with torch.no_grad(), counter:
-                empty = {name: tensor.detach().to("meta") for name, tensor in state.items()}
-                torch.func.functional_call(module, empty, arguments, keywords)
+                if compute:
+                    module(*arguments, **keywords)
+                else:
+                    empty = {name: tensor.detach().to("meta") for name, tensor in state.items()}
+                    torch.func.functional_call(module, empty, arguments, keywords)
         except Exception as error:  # the user's forward may raise anything; the summary is not worth a run
             self.note = f"no shapes: forward(example_input_array) raised {type(error).__name__}: {error}"
         finally:
@@ -101,13 +107,13 @@ def _count(module: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in known), sum(p.numel() for p in known if p.requires_grad)
 
 
-def _on_meta(example: Any, dtype: torch.dtype) -> Any:
-    """The tensors of ``example`` without their data, those of numbers with a point in ``dtype``."""
+def _moved(example: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """The tensors of ``example`` on ``device``, those of numbers with a point in ``dtype``."""
 
-    def emptied(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to("meta", dtype if tensor.is_floating_point() else tensor.dtype)
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
 
-    return apply_to_collection(example, torch.Tensor, emptied)
+    return apply_to_collection(example, torch.Tensor, moved)
 
 
 def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

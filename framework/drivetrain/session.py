@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +170,9 @@ def _attach(trainer: Trainer, request: Request) -> None:
         _check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
     trainer.hooks = kind(trainer, module, trainer.callbacks)
-    trainer.metrics, trainer.by_step = trainer.new_metrics(), None
+    trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
     if trainer.meanings.live_metrics:
-        trainer.forget_metrics()
+        trainer.published.forget()
     trainer.status = "running"
 
 
@@ -276,7 +276,8 @@ def _log_hyperparameters(trainer: Trainer) -> None:
     for logger in trainer.loggers:
         if owners and trainer.enable_autolog_hparams:
             logger.log_hyperparams(params)
-        with trainer.random_state_kept():
+        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
+        with nullcontext() if drawn else trainer.random_state_kept():
             logger.log_graph(trainer.lightning_module)
         logger.save()
 
@@ -291,7 +292,6 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     fit = trainer.loop = FitLoop(trainer, None, **trainer._adopted)
     if trainer.instruments is not None:
         trainer.instruments.of_fit(fit)
-    trainer._validation_read_in = fit.epoch
     trainer.lr_scheduler_configs = []
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
@@ -363,7 +363,7 @@ def _sanity_check(trainer: Trainer) -> None:
             raise Interrupted(stop.signal) from None
     trainer.hooks.of_callbacks("on_sanity_check_end")
     trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
-    trainer.forget_metrics()
+    trainer.published.forget()
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------
@@ -375,7 +375,9 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
-    found = stage_data.sources(trainer, request, _LOADER_OF[stage])
+    which = _LOADER_OF[stage]
+    nothing = stage != "predict" and trainer.limits[which] == 0
+    found = [] if nothing else stage_data.sources(trainer, request, which)
     if not strategy.trains:
         strategy.serve()
         return None

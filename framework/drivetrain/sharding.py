@@ -65,6 +65,8 @@ class BatchSource:
         numbers: bool = False,
     ) -> None:
         self.in_order = in_order
+        # Lightning tells samplers only: a batch sampler's order stays what it was unless the project tells it itself.
+        self._tells_all = order != "torch"
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order == "torch" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
@@ -178,12 +180,11 @@ class BatchSource:
             self._order.epoch = epoch
         if self._sampler is not None:
             self._sampler.epoch = epoch
-        owners: list[Any] = [
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            getattr(self.loader, "batch_sampler", None),
-        ]
-        for owner in owners:
+        batches = getattr(self.loader, "batch_sampler", None)
+        owners: list[Any] = [getattr(self.loader, "sampler", None), getattr(batches, "sampler", None)]
+        if self._tells_all:
+            owners += [self.loader, batches]
+        for owner in {id(owner): owner for owner in owners}.values():
             if callable(getattr(owner, "set_epoch", None)):
                 owner.set_epoch(epoch)
 

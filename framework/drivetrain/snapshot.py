@@ -274,10 +274,10 @@ def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool
         metrics.load_state_dict([saved["epoch"][communicator.rank]])
     elif communicator.rank == 0:  # of another number of ranks: one of these takes what those had
         metrics.load_state_dict(saved["epoch"])
+    shown: dict[str, Any] = {"bar": dict(saved["progress_bar"])}
     for name in ("callback", "logged"):
-        values = {key: torch.tensor(value, dtype=torch.float64) for key, value in saved[name].items()}
-        setattr(trainer, f"{name}_metrics", values)
-    trainer.progress_bar_metrics = dict(saved["progress_bar"])
+        shown[name] = {key: torch.tensor(value, dtype=torch.float64) for key, value in saved[name].items()}
+    trainer.published.load_state_dict(shown)
 
 
 def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
+
+from lightning_utilities.core.enums import StrEnum  # whose members are written as in Lightning, "TrainerFn.FITTING"
 
 
 class TrainerFn(StrEnum):

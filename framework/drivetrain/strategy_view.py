@@ -117,7 +117,9 @@ class StrategyView:
         if group is not None:
             raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
         tensor = tensor.to(self.device)
-        if sync_grads and self.communicator.world_size > 1 and torch.is_grad_enabled():
+        if sync_grads and self.communicator.world_size == 1:
+            return tensor[None]
+        if sync_grads and torch.is_grad_enabled():
             return cast(Tensor, _Gather.apply(tensor, self.communicator))
         return torch.stack(self.communicator.all_gather(tensor))
 

@@ -16,7 +16,7 @@ from lightning_utilities.core.overrides import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
-from drivetrain import handover, session, snapshot, stage_data
+from drivetrain import handover, session, snapshot
 from drivetrain.arguments import check_arguments, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
@@ -29,11 +29,12 @@ from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
 from drivetrain.launch import Job
 from drivetrain.logger import Logger, SilentLogger
 from drivetrain.meanings import OWN, Meanings
-from drivetrain.metrics import Exchange, Metrics
+from drivetrain.metrics import Metrics
 from drivetrain.module import TrainModule
 from drivetrain.parts import callbacks_of, loggers_of, precision_of, profiler_of
 from drivetrain.placement import place
 from drivetrain.precision import Precision
+from drivetrain.published import PublishedMetrics
 from drivetrain.session import Request
 from drivetrain.strategy import Strategy
 from drivetrain.summary import run_summary
@@ -283,7 +284,6 @@ class Trainer(TrainerState):
         self.test_sources: list[BatchSource] = []
         self.instruments: Instruments | None = None
         self.predict_loop: PredictLoop = None  # type: ignore[assignment]
-        self._validation_read_in = 0  # the epoch in which validation loaders were asked for last
         self._given: dict[str, Any] = {}  # evaluation loaders as they were given
         self.validation: EvaluateLoop | None = None
         self.evaluation: EvaluateLoop | None = None
@@ -291,9 +291,7 @@ class Trainer(TrainerState):
         self.lr_scheduler_configs: list[SchedulerConfig] = []
         self.timing = Timing()
         self.loss_curve: list[tuple[int, float]] = []
-        self._shown: dict[str, dict[str, Any]] = {"callback": {}, "log": {}, "bar": {}}
-        self.by_step: bool | None = None  # whether metrics are looked at within a step, or at an epoch's end
-        self.agreed_metrics: dict[str, float] = {}  # of what each rank knows its own value of: the first rank's
+        self.published = PublishedMetrics(self)
         self.random_state: dict[str, Any] | None = None
         self.data_seed = 0
         self.ckpt_path: str | None = None
@@ -409,9 +407,9 @@ class Trainer(TrainerState):
                 yield
 
     def request_stop(self, reason: str | None = None) -> None:
-        """Ask for a stop from one rank; all stop together at the next boundary."""
+        """Ask for a stop from one rank; all stop together at the next boundary, a lone rank after its batch."""
         self.stop_wish = reason or self.stop_wish
-        if reason != "max_time":
+        if reason != "max_time" or self.world_size == 1:
             self.should_stop = True
 
     def close(self) -> None:
@@ -567,66 +565,12 @@ class Trainer(TrainerState):
         yield
         rng.restore(state)
 
-    def validate_within_fit(self) -> None:
-        self.training, self.evaluating = False, True
-        asked_before = self.validation is not None and bool(self.validation.sources)
-        validation = stage_data.validation(self)
-        every = self.reload_dataloaders_every_n_epochs
-        if not asked_before:
-            self._validation_read_in = self.current_epoch
-        elif validation is not None and every and self.current_epoch - self._validation_read_in >= every:
-            validation.use(stage_data.ask_again(self, "val"))
-            self._validation_read_in = self.current_epoch
-        if validation is not None:
-            validation.run()
-        self.training, self.evaluating = True, False
-        torch.set_grad_enabled(True)
-
     def interrupt(self, signum: int) -> NoReturn:
         """Save where training stands, between two steps and on all ranks, and leave."""
         saver = next((c for c in self.callbacks if c.saves_checkpoints and hasattr(c, "save_now")), None)
         if saver is not None and self.global_step > 0:
             saver.save_now(self)
         raise Interrupted(signum)
-
-    # -- metrics ------------------------------------------------------------------------------------------------
-    def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
-        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
-        if self.sanity_checking and self.meanings.live_metrics:
-            return
-        callback, bar = self._shown["callback"], self._shown["bar"]
-        for name, value in exchange.values.items():
-            column = exchange.columns[name]
-            if name in exchange.own:
-                self.agreed_metrics[name] = self.agreed_metrics[column.title] = value
-                value = exchange.own[name]
-            tensor = torch.tensor(value, dtype=torch.float64)
-            callback[name] = callback[column.title] = tensor
-            if column.prog_bar:
-                bar[name] = value
-        if write and not self.sanity_checking:
-            self.write_metrics(exchange, step)
-
-    def write_metrics(self, exchange: Exchange, step: int, epoch: bool = True) -> None:
-        """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called
-        ``step`` was logged. ``epoch``: beside the number of the epoch."""
-        known = exchange.values | exchange.own
-        scalars = {name: value for name, value in known.items() if exchange.columns[name].logger}
-        if not scalars:
-            return
-        self._shown["log"].update({n: torch.tensor(v, dtype=torch.float64) for n, v in scalars.items()})
-        if epoch:
-            if "step" in scalars:
-                step = int(scalars.pop("step"))
-            else:
-                scalars.setdefault("epoch", self.current_epoch)
-        if self.is_global_zero:
-            for logger in self.loggers:
-                logger.log_metrics(dict(scalars), step=max(0, step))
-
-    def forget_metrics(self) -> None:
-        self._shown = {"callback": {}, "log": {}, "bar": {}}
-        self.agreed_metrics = {}
 
     def run_summary(self) -> dict[str, Any]:
         """What the run record holds of this run, as plain data."""

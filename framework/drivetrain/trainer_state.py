@@ -11,20 +11,21 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, signals
 from drivetrain.logger import Logger
 from drivetrain.meanings import Meanings
 from drivetrain.states import RunningStage, State, TrainerFn, TrainerStatus
+from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.loops.evaluate import EvaluateLoop
     from drivetrain.loops.fit import FitLoop
-    from drivetrain.metrics import Entry, Metrics
     from drivetrain.module import TrainModule
     from drivetrain.optimizer import TrainOptimizer
     from drivetrain.precision import Precision
+    from drivetrain.published import PublishedMetrics
     from drivetrain.sharding import BatchSource
-    from drivetrain.strategy import Strategy
     from drivetrain.trainer import Trainer
 
 
@@ -63,10 +64,7 @@ class TrainerState:
     accumulate_grad_batches: int
     world_size: int
     meanings: ClassVar[Meanings]
-    metrics: Metrics
-    by_step: bool | None
-    _shown: dict[str, dict[str, Any]]
-    agreed_metrics: dict[str, float]
+    published: PublishedMetrics
     _adopted: dict[str, int]
 
     @property
@@ -106,6 +104,20 @@ class TrainerState:
     def optimizers(self) -> list[Optimizer]:
         return [] if self.loop is None else self.loop.optimizers
 
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Step these from here on.
+
+        Raises:
+            ConfigurationError: there is no fit, or its strategy made optimizers of its own out of the module's.
+        """
+        if self.loop is None or type(self.strategy).build_optimizers is not Strategy.build_optimizers:
+            raise ConfigurationError(
+                "trainer.optimizers is set within a fit, under strategies that step optimizers as they are: return them"
+                " from configure_optimizers."
+            )
+        self.loop.use(list(optimizers))
+
     @property
     def wrapped_optimizers(self) -> list[TrainOptimizer]:
         return [] if self.loop is None else self.loop.optimization.wrapped
@@ -118,58 +130,25 @@ class TrainerState:
     def local_rank(self) -> int:
         return 0 if self.job is None else self.job.local_rank
 
-    # -- metrics ------------------------------------------------------------------------------------------------
     @property
     def callback_metrics(self) -> dict[str, torch.Tensor]:
         """What was logged, by name; of what is logged by step and by epoch the epoch's value also without suffix."""
-        known = self._shown["callback"]
-        for entry, name, value in self._current():
-            if self.training or not self.by_step:
-                known[entry.title] = known[name] = value
-        return known
-
-    @callback_metrics.setter
-    def callback_metrics(self, metrics: dict[str, torch.Tensor]) -> None:
-        self._shown["callback"] = metrics
+        return self.published.callback
 
     @property
     def logged_metrics(self) -> dict[str, torch.Tensor]:
         """What the loggers are given."""
-        known = self._shown["log"]
-        known.update({name: value for entry, name, value in self._current() if entry.logger})
-        return known
-
-    @logged_metrics.setter
-    def logged_metrics(self, metrics: dict[str, torch.Tensor]) -> None:
-        self._shown["log"] = metrics
+        return self.published.logged
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """What the progress bar shows, as numbers."""
-        known = self._shown["bar"]
-        known.update({name: float(value) for entry, name, value in self._current() if entry.prog_bar})
-        return known
-
-    @progress_bar_metrics.setter
-    def progress_bar_metrics(self, metrics: dict[str, float]) -> None:
-        self._shown["bar"] = metrics
-
-    def keep_metrics(self) -> None:
-        """Keep what is shown now, also when its step or epoch is over."""
-        _ = self.callback_metrics, self.logged_metrics, self.progress_bar_metrics
-
-    def _current(self) -> list[tuple[Entry, str, torch.Tensor]]:
-        """What this rank has logged in the step or epoch at hand, where that is shown at once."""
-        if not self.meanings.live_metrics or self.by_step is None or self.metrics is None:
-            return []
-        return list(self.metrics.current(self.by_step, self.world_size == 1))
+        return self.published.bar
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The metric ``name``, the same on all ranks, for decisions that they must make alike; None where there is
         none. Of what was logged without ``sync_dist`` it is the first rank's."""
-        if self.world_size > 1 and name in self.agreed_metrics:
-            return torch.tensor(self.agreed_metrics[name], dtype=torch.float64)
-        return self.callback_metrics.get(name)
+        return self.published.monitored(name)
 
     @property
     def is_global_zero(self) -> bool:

@@ -13,6 +13,7 @@ import yaml
 
 from drivetrain import app
 from tests import distributed
+from tests.patience import SOON
 from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("no_training")
@@ -97,7 +98,7 @@ def test_arguments_and_environment_are_given_back(home: Path) -> None:
 
 
 def test_ranks_that_another_launcher_started_share_one_folder(home: Path) -> None:
-    codes = distributed.run_alone(_join, str(home), timeout=60)
+    codes = distributed.run_alone(_join, str(home))
     assert codes == [0, 0, 0]
     (run,) = records(home)
     (folder,) = home.glob("outputs/*/*")
@@ -108,16 +109,16 @@ def test_ranks_that_another_launcher_started_share_one_folder(home: Path) -> Non
 
 def test_a_joined_rank_that_fails_ends_with_1_and_nobody_waits_for_it(home: Path) -> None:
     began = time.monotonic()
-    assert distributed.run_alone(_join, str(home), "seed=13", timeout=60) == [0, 0, 1]
-    assert time.monotonic() - began < 12
+    assert distributed.run_alone(_join, str(home), "seed=13") == [0, 0, 1]
+    assert time.monotonic() - began < SOON
 
 
 def test_joined_ranks_hear_of_a_folder_that_cannot_be_written(home: Path) -> None:
-    assert distributed.run_alone(_join, str(home), "hydra.run.dir=/proc/nothing", timeout=60) == [2, 2, 2]
+    assert distributed.run_alone(_join, str(home), "hydra.run.dir=/proc/nothing") == [2, 2, 2]
 
 
 def test_several_nodes_share_the_first_ones_folder(home: Path) -> None:
-    assert distributed.run_alone(_two_nodes, str(home), timeout=60) == [0, 0]
+    assert distributed.run_alone(_two_nodes, str(home)) == [0, 0]
     (run,) = records(home)
     assert run["folder"] == str(home / "0" / "run") and run["world_size"] == 2
     assert (home / "0" / "run" / ".hydra").is_dir() and not (home / "1" / "run" / ".hydra").exists()

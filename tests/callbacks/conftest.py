@@ -19,6 +19,7 @@ import torch
 from drivetrain import checkpoint
 from drivetrain.callback import Callback
 from drivetrain.errors import CheckpointError
+from drivetrain.meanings import OWN, Meanings
 
 
 class Ranks:
@@ -71,6 +72,7 @@ class FakeTrainer:
     agreed_seconds: float = 0.0
     last_batch_size: int = 8
     between_steps: bool = True
+    meanings: Meanings = OWN
     communicator: Ranks = field(default_factory=Ranks)
     callback_metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     progress_bar_metrics: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class FakeTrainer:
     stops: list[str] = field(default_factory=list)
     on_save: Callable[[], None] = lambda: None
     ckpt_path: str | None = None
+    meanings: Meanings = OWN
 
     def monitored(self, name: str) -> torch.Tensor | None:
         return self.callback_metrics.get(name)

@@ -57,7 +57,7 @@ def with_round(schedule: Schedule, number: int, transfers: tuple[Transfer, ...])
     return Schedule.of_transfers(schedule.name, schedule.world_size, schedule.chunks, rounds, schedule.phases)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(places())
 def test_duplicated_transfer_is_named(place: tuple[Schedule, int, int]) -> None:
     schedule, number, index = place

@@ -21,6 +21,7 @@ from drivetrain.comm.communicator import Communicator
 from drivetrain.comm.cost import CostModel, Link
 from drivetrain.comm.execute import run
 from drivetrain.errors import DrivetrainError
+from tests.patience import LIMIT
 
 RING = schedules.ring(4)
 Call = Callable[[], object]
@@ -150,4 +151,4 @@ def test_what_the_package_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "made = schedules.ring(3); assert check(made) == function(made) == drivetrain.comm.check(made);"
         "assert s.simulate(made, [[1]] * 3)[0] == s(made, [[1]] * 3)[0]"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)

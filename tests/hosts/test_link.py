@@ -21,6 +21,7 @@ from drivetrain_plugins.bench import hosts as benchmark
 from drivetrain_plugins.bench import namespaces
 from drivetrain_plugins.bench.namespaces import LinkedHosts
 from tests.launch.programs import all_gone
+from tests.patience import GONE
 
 SIZE, RATE = 25e6, 200.0  # bytes, and 10^6 bits a second
 
@@ -73,7 +74,7 @@ def test_nothing_of_the_hosts_remains(possible: None) -> None:
     with pytest.raises(RuntimeError, match="a test fails"):
         leave_by_an_error(processes)
     assert len(processes) >= 8
-    assert all_gone(processes, 15.0)  # files would be found by the fixture that looks after every test
+    assert all_gone(processes, GONE)  # files would be found by the fixture that looks after every test
 
 
 KILLED = """
@@ -95,7 +96,7 @@ def test_nor_where_their_maker_is_killed(possible: None) -> None:
     assert len(processes) == 4
     os.kill(maker.pid, signal.SIGKILL)
     maker.wait()
-    assert all_gone(processes, 15.0)  # a busy kernel takes a while over a network namespace
+    assert all_gone(processes, GONE)  # a busy kernel takes a while over a network namespace
     (Path(folder) / "hosts").unlink()  # a file is left, and no host has it any more
     Path(folder).rmdir()
 

@@ -17,6 +17,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, destroy_process_group, init_process_group, launch
 from drivetrain.launch.temporary import remove_stale
 from tests.launch import programs
+from tests.patience import LIMIT, SOON
 from tests.ports import free_port
 
 
@@ -39,7 +40,7 @@ def _add(job: Job, payload: dict[str, Any]) -> list[Any]:
 def _node(folder: Path, node_rank: int, port: int, payload: dict[str, Any], restarts: int = 0) -> None:
     workers = 2 if node_rank == 0 else 1
     values = launch(_add, payload, workers=workers, num_nodes=2, node_rank=node_rank, master_port=port,
-                    max_restarts=restarts, start_timeout=20.0)  # fmt: skip
+                    max_restarts=restarts, start_timeout=LIMIT)  # fmt: skip
     (folder / f"values_{node_rank}").write_text(repr(values))
 
 
@@ -49,8 +50,8 @@ def test_two_nodes_of_unequal_size(slow: int, tmp_path: Path) -> None:
     with programs.forked(_node, tmp_path, 1, port, {"slow": slow}) as second:
         time.sleep(0.3)  # the second is there before the first
         with programs.forked(_node, tmp_path, 0, port, {"slow": slow}) as first:
-            first.join(20)
-            second.join(20)
+            first.join(LIMIT)
+            second.join(LIMIT)
             assert (first.exitcode, second.exitcode) == (0, 0)
     assert (tmp_path / "values_0").read_text() == "{0: [3.0, 0, 0, 0, 2, 3, 0], 1: [3.0, 1, 1, 0, 2, 3, 0]}"
     assert (tmp_path / "values_1").read_text() == "{2: [3.0, 2, 0, 1, 2, 3, 0]}"
@@ -63,8 +64,8 @@ def test_restart_on_both_nodes(tmp_path: Path) -> None:
         programs.forked(_node, tmp_path, 0, port, payload, 1) as first,
         programs.forked(_node, tmp_path, 1, port, payload, 1) as second,
     ):
-        first.join(30)
-        second.join(30)
+        first.join(LIMIT)
+        second.join(LIMIT)
         assert (first.exitcode, second.exitcode) == (0, 0)
     assert (tmp_path / "values_1").read_text() == "{2: [3.0, 2, 0, 1, 2, 3, 1]}"
 
@@ -80,10 +81,10 @@ def test_failure_on_one_node_ends_the_other_and_is_told(
         programs.forked(_node, tmp_path, 0, port, payload) as first,
         programs.forked(_node, tmp_path, 1, port, payload) as second,
     ):
-        first.join(10)
-        second.join(10)
+        first.join(SOON)
+        second.join(SOON)
         assert (first.exitcode, second.exitcode) == (1, 1)
-    assert time.monotonic() - start < 7.0
+    assert time.monotonic() - start < 2 * SOON
     assert capfd.readouterr().out.count("rank 2 failed: ValueError: attempt 0\n") == 2
 
 
@@ -96,12 +97,12 @@ def test_death_of_the_first_launcher_ends_the_second(tmp_path: Path) -> None:
     ):
         assert first.pid is not None
         assert second.pid is not None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LIMIT
         while len(programs.descendants(first.pid)) < 2 or len(programs.descendants(second.pid)) < 1:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(first.pid, signal.SIGKILL)
-        second.join(6)
+        second.join(SOON)
         assert second.exitcode == 1
     remove_stale()  # a killed launcher cannot clear its folder; the next start does
 
@@ -122,4 +123,4 @@ def test_a_stranger_on_the_port_is_named() -> None:
         start = time.monotonic()
         with pytest.raises(ConfigurationError, match="no store of this job"):
             launch(_add, {}, workers=1, num_nodes=2, node_rank=1, master_port=port, start_timeout=1.0)
-        assert time.monotonic() - start < 4.0
+        assert time.monotonic() - start < SOON

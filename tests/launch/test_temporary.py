@@ -14,6 +14,7 @@ import pytest
 from drivetrain.launch.temporary import OWNER, temporary_folder
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
+from tests.patience import GONE
 from tests.runs import Classifier
 from tests.runs import train as fit
 
@@ -28,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def wait_for_lock(path: Path) -> None:
     """Until nobody holds it: of a process that is seen to have ended, a thread may still be on its way out."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + GONE
     with path.open("r+") as file:
         while True:
             try:
@@ -45,7 +46,7 @@ def test_a_killed_launcher_is_cleared_after(tmp_path: Path, place: Path) -> None
         below = descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        assert all_gone(below, 20.0)
+        assert all_gone(below, GONE)
     for folder in place.glob("drivetrain-*"):
         wait_for_lock(folder / OWNER)
     assert {path.name.split("-")[1] for path in place.glob("drivetrain-*")} == {"launch", "results"}

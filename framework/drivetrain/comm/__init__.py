@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from drivetrain.comm import schedules as schedules
+    from drivetrain.comm.calibrate import calibrate as calibrate
     from drivetrain.comm.check import ScheduleError as ScheduleError
     from drivetrain.comm.check import check as check
     from drivetrain.comm.communicator import Communicator as Communicator
@@ -40,7 +41,7 @@ _HOMES = {
     "synchronize_model": "synchronize",
     "world_communicator": "world",
 }
-_MODULES = ("check", "schedules", "simulate")  # of which two can be called as well
+_MODULES = ("calibrate", "check", "schedules", "simulate")  # three of them are called by their name as well
 __all__ = [*_HOMES, *_MODULES]  # noqa: PLE0604  (they are strings)
 
 

@@ -1,4 +1,4 @@
-"""Modules that may be called as the one function that they are named after: ``check`` and ``simulate``.
+"""Modules that may be called as the one function that they are named after: ``check``, ``simulate``, ``calibrate``.
 
 ``from drivetrain.comm import check`` gives the module of this name, as imports do, and whoever writes that wants to
 call it. ``drivetrain.comm.check.check`` is the same function.

@@ -51,8 +51,8 @@ class LayerSummary:
 class ModelSummary:
     """Layers of ``model`` down to ``max_depth`` levels (1: its children, 0: none, -1: all) and its totals.
 
-    Shapes and operations come of a forward pass with ``model.example_input_array`` in which nothing is computed: its
-    tensors have a shape and no data. ``str()`` gives the table.
+    Shapes and operations come of a forward pass with ``model.example_input_array``, in evaluation mode. ``str()`` gives
+    the table.
 
     Raises:
         ValueError: a depth below -1.
@@ -62,7 +62,7 @@ class ModelSummary:
         if not isinstance(max_depth, int) or max_depth < -1:
             raise ValueError(f"max_depth={max_depth!r}: give -1 for all levels, 0 for none, or a number of levels.")
         self._model, self._max_depth = model, max_depth
-        self._summary = Summary(model, max_depth, count_flops=True)
+        self._summary = Summary(model, max_depth, count_flops=True, compute=True)
         self._layers = {row.name: LayerSummary.of(row) for row in self._summary.rows}
         attached = getattr(model, "_trainer", None)
         self._bytes = 2 if attached and attached.precision in ("16-true", "bf16-true") else 4

@@ -18,7 +18,8 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
         verbose: say so, on the first worker.
 
     Raises:
-        ConfigurationError: ``PL_GLOBAL_SEED`` is no number, or the seed is negative.
+        ConfigurationError: ``PL_GLOBAL_SEED`` is no number.
+        ValueError: the seed is negative, or more than 32 bits.
     """
     if seed is None:
         text = os.environ.get("PL_GLOBAL_SEED", "0")
@@ -26,6 +27,8 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
             seed = int(text)
         except ValueError:
             raise ConfigurationError(f"PL_GLOBAL_SEED={text!r}: give a whole number.") from None
+    if not 0 <= int(seed) < 2**32:
+        raise ValueError(f"seed={seed}: numpy takes whole numbers from 0 to 2^32 - 1.")
     first = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0) == 0
     found = drivetrain.seeding.seed_everything(int(seed), verbose=verbose and first)
     os.environ["PL_GLOBAL_SEED"], os.environ["PL_SEED_WORKERS"] = str(found), str(int(workers))

@@ -23,8 +23,7 @@ def _names() -> dict[str, dict[str, Any]]:
         names[f"ddp{start}"] = {"name": "ddp"}
         for suffix, options in unused.items():
             names[f"ddp{start}{suffix}"] = {"name": "ddp", **options}
-    for name in ("fsdp", "fsdp_cpu_offload"):
-        names[name] = {"name": "fsdp"}
+    names["fsdp"] = {"name": "fsdp"}
     for stage, name in ((2, "deepspeed"), (1, "deepspeed_stage_1"), (2, "deepspeed_stage_2"), (3, "deepspeed_stage_3")):
         names[name] = {"name": "zero", "stage": stage}
     return names

@@ -26,6 +26,7 @@ from drivetrain.logger import Logger
 from drivetrain.loops.names import LoopToCome
 from drivetrain.meanings import LIGHTNING
 from drivetrain.precision import Precision
+from drivetrain.session import Request
 
 __path__: list[str] = []
 _PREFIX = "PL_TRAINER_"
@@ -137,6 +138,23 @@ class Trainer(drivetrain.trainer.Trainer):
             if getattr(self, f"limit_{kind}_batches") is None:
                 setattr(self, f"limit_{kind}_batches", 1.0)
         self.default_root_dir = os.fspath(self.default_root_dir)  # type: ignore[assignment]
+        # Limits are as they were given until a fit begins.
+        self.fast_dev_run = fast_dev_run
+        if not fast_dev_run:
+            self.max_epochs, self.min_epochs = max_epochs, min_epochs  # type: ignore[assignment]
+
+    def _run(self, request: Request) -> Any:
+        if request.stage == "fit":
+            self._settle_limits()
+        return super()._run(request)
+
+    def _settle_limits(self) -> None:
+        """What is meant where limits of a fit were not given: 1000 epochs, unless steps or time limit it."""
+        if self.max_epochs is None:
+            timed = self.max_time is not None or any(hasattr(callback, "time_remaining") for callback in self.callbacks)
+            self.max_epochs = -1 if self.max_steps != -1 or timed else 1000
+        if self.min_epochs is None:
+            self.min_epochs = int(self.min_steps is not None)
 
     @property
     def fit_loop(self) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing import Self
@@ -10,10 +11,78 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
+@dataclass
+class Count:
+    """How many (batches, epochs) were taken up, begun, worked through and left behind."""
+
+    ready: int = 0
+    started: int = 0
+    processed: int = 0
+    completed: int = 0
+
+
+@dataclass
+class Progress:
+    """Of batches: ``current`` in the epoch at hand, ``total`` over all epochs."""
+
+    current: Count
+    total: Count
+    is_last_batch: bool = False
+
+
+class EpochCount:
+    """Epochs of a run. To set ``completed`` or ``processed`` is to go on from that epoch."""
+
+    def __init__(self, loop: LoopNames) -> None:
+        self._loop = loop
+
+    @property
+    def completed(self) -> int:
+        return self._loop.trainer.current_epoch
+
+    @completed.setter
+    def completed(self, epoch: int) -> None:
+        self._loop.begin_at(epoch)
+
+    @property
+    def processed(self) -> int:
+        return self.completed + self._loop.epoch_is_over
+
+    @processed.setter
+    def processed(self, epoch: int) -> None:
+        self._loop.begin_at(epoch)
+
+
+class EpochProgress:
+    """Epochs of a run, of which there is one count."""
+
+    def __init__(self, loop: LoopNames) -> None:
+        self.current = self.total = EpochCount(loop)
+
+
 class LoopNames:
-    """The limits of a run, which are the Trainer's, under the names of Lightning's loops."""
+    """The limits of a run, which are the Trainer's, and its progress, under the names of Lightning's loops."""
 
     trainer: Trainer
+    epoch_is_over = False
+
+    if TYPE_CHECKING:
+
+        def begin_at(self, epoch: int) -> None: ...
+
+    @property
+    def epoch_progress(self) -> EpochProgress:
+        return EpochProgress(self)
+
+    @property
+    def max_batches(self) -> int | float:
+        """Batches of an epoch, infinite where that is not known."""
+        return self.trainer.num_training_batches
+
+    @property
+    def val_loop(self) -> Any:
+        """What validates within the fit."""
+        return self.trainer.validation
 
     @property
     def epoch_loop(self) -> Self:
@@ -57,9 +126,18 @@ class LoopToCome(LoopNames):
     """Stands for the loop of a fit until that is there: before the first fit, and in a fit's first hooks."""
 
     batch_idx = total_batch_idx = -1
+    done = skip = restarting = is_last_batch = False
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+
+    def begin_at(self, epoch: int) -> None:
+        """Let the next fit go on from this epoch."""
+        self.trainer._adopted = {**self.trainer._adopted, "current_epoch": epoch}
+
+    @property
+    def batch_progress(self) -> Progress:
+        return Progress(Count(), Count())
 
     @property
     def global_step(self) -> int:

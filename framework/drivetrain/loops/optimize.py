@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.step import MicroStep
-from drivetrain.optimizer import TrainOptimizer, needs_closure
+from drivetrain.optimizer import TrainOptimizer, needs_closure, zero_grad
 from drivetrain.strategy import SkipStep
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Optimization:
             self.stepped = self._through_strategy(optimizer, closure, self._before_steps[0])
         else:
             self.module.optimizer_step(self.fit.epoch, last.index, self.wrapped[0], closure)
+            self.steps += self.counts_each  # one a window, and afterwards: warm-ups read the count after their step
             if not called:
                 raise TrainingError(
                     f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
@@ -140,10 +141,11 @@ class Optimization:
         if not self.counts_each:
             self.steps += stepped
             return stepped
-        if not stepped and self.module.automatic_optimization and not self.strategy.contributed:
+        automatic = self.module.automatic_optimization
+        if not stepped and automatic and not self.strategy.contributed:
             with suppress(SkipStep):  # without any loss there are no gradients, but its hooks are called
                 before()
-        self.steps += 1
+        self.steps += self._default_step or not automatic
         return True
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -176,7 +178,7 @@ class Optimization:
             if "on_before_zero_grad" in self.hooks.active:
                 self.hooks("on_before_zero_grad", optimizer)
             if self._default_zero:
-                optimizer.zero_grad()
+                zero_grad(optimizer)
             else:
                 self.module.optimizer_zero_grad(self.fit.epoch, self.fit.batch, optimizer)
 

@@ -65,12 +65,12 @@ class MicroStep:
             return loss
         if loss is None:
             return None
-        if loss.numel() != 1:
-            raise TrainingError(
-                f"training_step returned a loss of shape {tuple(loss.shape)} at step {fit.global_step + 1}: return a"
-                " scalar, such as loss.mean()."
-            )
         if loss.ndim:
+            if loss.numel() != 1:
+                raise TrainingError(
+                    f"training_step returned a loss of shape {tuple(loss.shape)} at step {fit.global_step + 1}: return"
+                    " a scalar, such as loss.mean()."
+                )
             loss = loss.reshape(())
         if not loss.requires_grad:
             raise TrainingError(

@@ -63,14 +63,15 @@ class LearningRateMonitor(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self.logging_interval == "epoch":
             return
-        step = trainer.global_step
-        if (step + 1) % trainer.log_every_n_steps == 0 and step != self._logged_step:
+        step, each = trainer.batches_stepped, trainer.meanings.moments == "batch"
+        due = (step + 1) % trainer.log_every_n_steps == 0 or (each and trainer.should_stop)
+        if due and (each or step != self._logged_step):
             self._logged_step = step
             self._log(trainer, "step", step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if self.logging_interval != "step":
-            self._log(trainer, "epoch", trainer.global_step)
+            self._log(trainer, "epoch", trainer.batches_stepped)
 
     def _log(self, trainer: Trainer, interval: str, step: int) -> None:
         found: dict[str, float] = {}

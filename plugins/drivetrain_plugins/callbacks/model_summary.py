@@ -42,7 +42,8 @@ class ModelSummary(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not trainer.is_global_zero:
             return
-        summary = Summary(pl_module, self.max_depth)
+        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # else the others would wait for it
+        summary = Summary(pl_module, self.max_depth, compute=drawn)
         # No terminal, no colours and no borders: rich then writes plain text.
         console = Console(soft_wrap=False)
         width = None if console.is_terminal else 160

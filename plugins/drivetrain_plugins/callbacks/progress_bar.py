@@ -77,6 +77,12 @@ class RichProgressBar(ProgressBar):
 
     monitors = True
 
+    sanity_check_description = "sanity check"
+    train_description = "epoch"
+    validation_description = "validation"
+    test_description = "test"
+    predict_description = "predict"
+
     def __init__(
         self,
         refresh_rate: int = 1,

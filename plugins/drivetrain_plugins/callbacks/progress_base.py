@@ -65,23 +65,23 @@ class ProgressBar(Callback):
 
     @property
     def sanity_check_description(self) -> str:
-        return "sanity check"
+        return "Sanity Checking"
 
     @property
     def train_description(self) -> str:
-        return "epoch"
+        return "Training"
 
     @property
     def validation_description(self) -> str:
-        return "validation"
+        return "Validation"
 
     @property
     def test_description(self) -> str:
-        return "test"
+        return "Testing"
 
     @property
     def predict_description(self) -> str:
-        return "predict"
+        return "Predicting"
 
     @property
     def total_train_batches(self) -> int | float:

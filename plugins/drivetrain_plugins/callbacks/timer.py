@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 log = logging.getLogger(__name__)
-STAGES = ("train", "validate", "test", "sanity_check")
+STAGES = ("train", "sanity_check", "validate", "test", "predict")
 
 
 class Timer(Callback):
     """Names, arguments and meaning are Lightning's.
 
     A clock is one worker's own, so reaching the duration is only a wish: ``trainer.request_stop("max_time")``. The
-    workers agree on it at the next log boundary and stop at the same step.
+    workers agree on it at the next log boundary and stop at the same step; a worker that is alone stops at once.
 
     Args:
         duration: training time at most, as ``"DD:HH:MM:SS"``, a ``timedelta`` or its keywords; None only measures.
@@ -110,13 +110,19 @@ class Timer(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end("test")
 
+    def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._start("predict")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._end("predict")
+
     def _check(self, trainer: Trainer) -> None:
         if self._duration is None or self._asked or self.time_elapsed() < self._duration:
             return
         self._asked = True
         trainer.request_stop("max_time")
         if self._verbose and trainer.is_global_zero:
-            log.info("time is up after %.1f s: training stops at the next log boundary", self.time_elapsed())
+            log.info("time is up after %.1f s: training stops", self.time_elapsed())
 
     def state_dict(self) -> dict[str, Any]:
         return {"time_elapsed": {stage: self.time_elapsed(stage) for stage in STAGES}}

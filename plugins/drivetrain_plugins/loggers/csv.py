@@ -49,6 +49,11 @@ class CSVLogger(VersionedLogger):
         """This logger itself: ``log_metrics``, ``log_hparams``, ``save``."""
         return self
 
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows that are not in the file yet."""
+        return self._rows
+
     def log_hparams(self, params: Mapping[str, Any]) -> None:
         """Remember hyper-parameters and write them now."""
         self.log_hyperparams(params)
@@ -74,7 +79,7 @@ class CSVLogger(VersionedLogger):
         known = set(self._columns)
         fresh = list(dict.fromkeys(name for row in self._rows for name in row if name not in known))
         if fresh:
-            self._rewrite([*self._columns, *fresh])
+            self._rewrite(sorted([*self._columns, *fresh]))
         with self.metrics_file_path.open("a", encoding="utf-8", newline="") as file:
             file.write(_text(self._columns, self._rows))
         self._rows.clear()

@@ -41,7 +41,7 @@ class VersionedLogger(Logger):
         self._prefix = prefix
         self._sub_dir = None if sub_dir is None else os.fspath(sub_dir)
         self.hparams: dict[str, Any] = {}
-        self._hparams_written: dict[str, Any] = {}
+        self._hparams_written: dict[str, Any] | None = {}
 
     @property
     def save_dir(self) -> str:
@@ -85,12 +85,14 @@ class VersionedLogger(Logger):
     def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Names with the prefix, values as Python numbers."""
         join = f"{self._prefix}-" if self._prefix else ""
-        return {f"{join}{name}": float(value) for name, value in metrics.items()}
+        return {f"{join}{name}": value if type(value) is int else float(value) for name, value in metrics.items()}
 
     @first_worker_only
     def log_hyperparams(self, params: Any = None, metrics: Mapping[str, float] | None = None) -> None:
         """Remember ``params`` (nested as they like) for ``hparams.yaml``; later ones are added to earlier ones."""
         self.hparams.update(plain(params or {}))
+        if not self.hparams:
+            self._hparams_written = None  # that there are none is written, too
 
     @first_worker_only
     def save(self) -> None:

@@ -1,0 +1,404 @@
+"""Members that published projects use, each asked of Lightning and of drivetrain.lightning: the same answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from tests.facade.recorder import QUIET, loader, net, ours, plain, theirs
+
+Answers = Callable[[Any, Path], Any]
+QUESTIONS: dict[str, Answers] = {}
+
+
+def question(answers: Answers) -> Answers:
+    QUESTIONS[answers.__name__] = answers
+    return answers
+
+
+@pytest.fixture(autouse=True)
+def seeds_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_same_answers(name: str, tmp_path: Path) -> None:
+    answers = []
+    for library in (theirs, ours):
+        torch.manual_seed(3)
+        answers.append(plain(QUESTIONS[name](library, tmp_path / library.__name__)))
+    assert answers[1] == answers[0]
+
+
+def trainer_of(L: Any, **options: Any) -> Any:
+    return L.Trainer(**{**QUIET, "logger": False, "max_epochs": 1, **options})
+
+
+def module_of(L: Any, **members: Any) -> Any:
+    """A classifier whose members may be replaced."""
+
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log(f"v{dataloader_idx}", float(batch_idx), add_dataloader_idx=False)
+            self.log("w", float(batch_idx))
+
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log(f"t{dataloader_idx}", float(batch_idx), add_dataloader_idx=False)
+
+        def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> torch.Tensor:
+            return self.net(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+    return type("Module", (Module,), members)()
+
+
+def found(owner: Any, names: str) -> list[Any]:
+    """Numbers and words of the members named, at the end of dotted paths."""
+    values = []
+    for name in names.split():
+        value = owner
+        for part in name.split("."):
+            value = getattr(value, part)
+        values.append((name, value))
+    return values
+
+
+@question
+def limits_before_a_fit(L: Any, folder: Path) -> Any:
+    given: list[dict[str, Any]] = [{}, {"max_epochs": 3}, {"max_steps": 3}, {"max_time": "00:00:01:00"}]
+    given += [{"min_epochs": 2}, {"min_steps": 3}, {"max_epochs": -1}, {"fast_dev_run": True}]
+    names = "max_epochs min_epochs max_steps min_steps fast_dev_run"
+    return [found(L.Trainer(**QUIET, logger=False, **options), names) for options in given]
+
+
+@question
+def limits_after_a_fit(L: Any, folder: Path) -> Any:
+    answers = []
+    for options in ({"max_steps": 3}, {"min_steps": 3, "max_epochs": 1}, {"fast_dev_run": True}):
+        trainer = L.Trainer(**QUIET, logger=False, **options)
+        trainer.fit(module_of(L), loader())
+        answers.append(found(trainer, "max_epochs min_epochs max_steps min_steps global_step"))
+    return answers
+
+
+LOOP = (
+    "max_epochs min_epochs max_steps min_steps epoch_loop.max_steps epoch_loop.min_steps epoch_loop.batch_idx"
+    " epoch_loop.total_batch_idx epoch_loop.global_step epoch_loop._batches_that_stepped batch_idx total_batch_idx"
+    " epoch_progress.current.completed epoch_progress.current.processed epoch_loop.batch_progress.current.ready"
+    " epoch_loop.batch_progress.total.ready epoch_loop.batch_progress.current.completed restarting done skip"
+    " max_batches"
+)
+
+
+@question
+def the_loop_before_within_and_after_a_fit(L: Any, folder: Path) -> Any:
+    answers = []
+
+    class Asking(L.Callback):  # type: ignore[misc, name-defined]
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            trainer.fit_loop.setup_data()
+            answers.append([trainer.estimated_stepping_batches, trainer.num_training_batches])
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            answers.append(found(trainer.fit_loop.epoch_loop, "batch_idx total_batch_idx batch_progress.total.ready"))
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            answers.append(found(trainer.fit_loop.epoch_loop, "batch_idx total_batch_idx"))
+
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            answers.append(
+                found(trainer.fit_loop, "epoch_loop.batch_idx total_batch_idx epoch_progress.current.completed")
+            )
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            answers.append(found(trainer.fit_loop, "total_batch_idx epoch_progress.current.completed"))
+
+    trainer = trainer_of(L, max_epochs=3, max_steps=99, min_epochs=1, callbacks=Asking())
+    answers.append(found(trainer.fit_loop, LOOP))
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module_of(L), loader(), loader(8))
+    answers.append(found(trainer.fit_loop, LOOP))
+    return answers
+
+
+@question
+def a_first_epoch_set_by_hand(L: Any, folder: Path) -> Any:
+    epochs = []
+    trainer = trainer_of(L, max_epochs=4)
+    trainer.fit_loop.epoch_progress.current.processed = 2
+    trainer.fit_loop.epoch_progress.current.completed = 2
+    trainer.fit(module_of(L, on_train_epoch_start=lambda self: epochs.append(self.current_epoch)), loader())
+    return epochs, trainer.current_epoch, trainer.global_step
+
+
+@question
+def optimizers_replaced(L: Any, folder: Path) -> Any:
+    names = []
+
+    class Replacing(L.Callback):  # type: ignore[misc, name-defined]
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                trainer.optimizers = [torch.optim.Adam(pl_module.parameters(), lr=0.01)]
+            names.append(type(trainer.optimizers[0]).__name__)
+
+    module = module_of(L)
+    trainer_of(L, max_epochs=2, callbacks=Replacing()).fit(module, loader())
+    return names, dict(module.state_dict())
+
+
+@question
+def schedulers_and_optimizers(L: Any, folder: Path) -> Any:
+    answers = []
+
+    def ask(self: Any) -> None:
+        one = self.lr_schedulers()
+        answers.append([type(one).__name__, type(self.optimizers(use_pl_optimizer=False)).__name__])
+        for config in self.trainer.lr_scheduler_configs:
+            answers.append(found(config, "interval frequency monitor name reduce_on_plateau strict"))
+        answers.append(isinstance(self.optimizers(), import_module(f"{L.__name__}.core.optimizer").LightningOptimizer))
+
+    trainer_of(L).fit(module_of(L, on_train_start=ask), loader())
+    without = module_of(L, on_train_start=ask)
+    without.configure_optimizers = lambda: torch.optim.Adam(without.parameters())
+    trainer_of(L).fit(without, loader())
+    return answers
+
+
+@question
+def names_over_loaders(L: Any, folder: Path) -> Any:
+    trainer, module, two = trainer_of(L), module_of(L), [loader(10), loader(7)]
+    answers = [trainer.validate(module, two, verbose=False), trainer.test(module, two, verbose=False)]
+    trainer.fit(module, loader(), two)
+    return answers, dict(trainer.callback_metrics), dict(trainer.logged_metrics)
+
+
+@question
+def predictions(L: Any, folder: Path) -> Any:
+    trainer, module = trainer_of(L), module_of(L)
+    answers = [trainer.predict(module, loader(10)), trainer.predict(module, [loader(10), loader(6)])]
+    return answers, trainer.predict(module, loader(10), return_predictions=False)
+
+
+@question
+def data_sets_as_a_data_module(L: Any, folder: Path) -> Any:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    def told(made: Any) -> Any:
+        if isinstance(made, (list, tuple)):
+            return [told(item) for item in made]
+        if isinstance(made, dict):
+            return {key: told(item) for key, item in made.items()}
+        return type(made.sampler).__name__, made.batch_size
+
+    data = TensorDataset(torch.arange(10.0))
+    build = L.LightningDataModule.from_datasets
+    whole = build(data, [data, data], data, predict_dataset=data, batch_size=3)
+    other = build(train_dataset={"a": data, "b": data}), build(train_dataset=Stream())
+    stages = [getattr(whole, f"{stage}_dataloader")() for stage in ("train", "val", "test", "predict")]
+    return [told(made) for made in stages], [told(module.train_dataloader()) for module in other]
+
+
+@question
+def seeds(L: Any, folder: Path) -> Any:
+    def environment() -> Any:
+        return [os.environ.pop("PL_GLOBAL_SEED"), os.environ.pop("PL_SEED_WORKERS")]
+
+    answers: list[Any] = [L.seed_everything(7, workers=True, verbose=False), environment(), torch.initial_seed()]
+    answers += [L.seed_everything(verbose=False), environment()]
+    with pytest.raises(ValueError, match="numpy"):
+        L.seed_everything(2**32)
+    os.environ["PL_GLOBAL_SEED"] = "13"
+    return [*answers, L.seed_everything(verbose=False), environment()]
+
+
+@question
+def gathered(L: Any, folder: Path) -> Any:
+    answers = []
+
+    def ask(self: Any) -> None:
+        weight = torch.ones(2, requires_grad=True)
+        back = self.all_gather(weight, sync_grads=True)
+        answers.append([list(back.shape), back.requires_grad, self.all_gather({"a": torch.ones(3), "b": 2})])
+        strategy = self.trainer.strategy
+        answers.append([strategy.root_device.type, strategy.broadcast(3), strategy.is_global_zero, self.fabric])
+
+    trainer_of(L).fit(module_of(L, on_train_start=ask), loader())
+    return answers
+
+
+@question
+def loggers(L: Any, folder: Path) -> Any:
+    answers: list[Any] = []
+
+    def draw(self: Any) -> None:
+        self.logger.experiment.add_image("image", torch.rand(3, 4, 4), 0)
+        self.logger.experiment.add_text("text", "x")
+        answers.append([Path(self.logger.log_dir).relative_to(folder).as_posix(), self.logger.version])
+
+    table = L.loggers.CSVLogger(folder, name="csv")
+    trainer_of(L, logger=table, log_every_n_steps=2).fit(module_of(L), loader(), loader(8))
+    answers += [table.experiment.metrics, table.version, Path(table.log_dir).relative_to(folder).as_posix()]
+    answers.append((Path(table.log_dir) / "metrics.csv").read_text().splitlines()[0])
+    board = L.loggers.TensorBoardLogger(folder, name="board", sub_dir="sub")
+    trainer_of(L, logger=board).fit(module_of(L, on_train_start=draw), loader())
+    return answers
+
+
+@question
+def learning_rates(L: Any, folder: Path) -> Any:
+    def by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+            optimizer.step()
+
+    def two(self: Any) -> Any:
+        return torch.optim.SGD(self.net[0].parameters(), lr=0.1), torch.optim.Adam(self.net[3].parameters(), lr=0.2)
+
+    manual = module_of(L, training_step=by_hand, configure_optimizers=two)
+    manual.automatic_optimization = False
+
+    class Stopping(L.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            trainer.should_stop = batch_idx == 1 and trainer.current_epoch == 0
+
+    answers = []
+    for number, (module, options) in enumerate(
+        [
+            (module_of(L), {"accumulate_grad_batches": 2, "log_every_n_steps": 2}),
+            (manual, {"log_every_n_steps": 2}),
+            (module_of(L), {"callbacks": [Stopping()], "min_epochs": 2}),
+        ]
+    ):
+        monitor = L.callbacks.LearningRateMonitor("step", log_momentum=True)
+        table = L.loggers.CSVLogger(folder, name=str(number))
+        callbacks = [*options.pop("callbacks", []), monitor]
+        trainer_of(L, max_epochs=2, logger=table, callbacks=callbacks, **options).fit(module, loader(16))
+        answers.append([monitor.lrs, _numbers(Path(table.log_dir) / "metrics.csv")])
+    return answers
+
+
+def _numbers(path: Path) -> list[list[float | None]]:
+    """The cells of a table of metrics, to six digits as values are kept as float32 by one library."""
+    rows = path.read_text().splitlines()
+    cells = [[float(cell) if cell else None for cell in row.split(",")] for row in rows[1:]]
+    return [[None if cell is None else float(f"{cell:.5g}") for cell in row] for row in cells]
+
+
+@question
+def hooks_that_change_checkpoints(L: Any, folder: Path) -> Any:
+    answers: list[Any] = []
+
+    def on_save(self: Any, checkpoint: Any) -> None:
+        checkpoint["mine"], checkpoint["state_dict"]["extra"] = 3, torch.ones(1)
+
+    def on_load(self: Any, checkpoint: Any) -> None:
+        answers.append([checkpoint["mine"], checkpoint["state_dict"].pop("extra")])
+
+    module = module_of(L, on_save_checkpoint=on_save, on_load_checkpoint=on_load)
+    trainer = trainer_of(L)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(folder / "a.ckpt")
+    type(module).load_from_checkpoint(folder / "a.ckpt")
+    resumed = trainer_of(L, max_epochs=2)
+    resumed.fit(type(module)(), loader(), ckpt_path=folder / "a.ckpt")
+    return answers, resumed.global_step
+
+
+@question
+def a_model_made_late(L: Any, folder: Path) -> Any:
+    made = []
+
+    def make(self: Any) -> None:
+        made.append(self.late is None)
+        if self.late is None:
+            self.late = nn.Linear(6, 3)
+
+    members = {"late": None, "configure_model": make}
+    module = module_of(L, **members)
+    trainer = trainer_of(L)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(folder / "a.ckpt")
+    type(module).load_from_checkpoint(folder / "a.ckpt")
+    trainer_of(L).test(module_of(L, **members), loader(10), ckpt_path=folder / "a.ckpt", verbose=False)
+    return made
+
+
+@question
+def toggled_optimizers_and_zeroed_gradients(L: Any, folder: Path) -> Any:
+    answers: list[Any] = []
+
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        with self.toggled_optimizer(first):
+            answers.append([p.requires_grad for p in self.parameters()])
+        with second.toggle_model(sync_grad=True):
+            answers.append([p.requires_grad for p in self.parameters()])
+            self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+            second.step()
+            second.zero_grad()
+        answers.append([p.requires_grad for p in self.parameters()])
+
+    def two(self: Any) -> Any:
+        return [torch.optim.SGD(self.net[n].parameters(), lr=0.1) for n in (0, 3)]
+
+    def noted(name: str) -> Any:
+        return lambda self, *args: answers.append(name)
+
+    hooks = {name: noted(name) for name in ("on_before_zero_grad", "on_before_optimizer_step", "on_before_backward")}
+    module = module_of(L, training_step=step, configure_optimizers=two, **hooks)
+    module.automatic_optimization = False
+    trainer_of(L, limit_train_batches=2).fit(module, loader())
+    return answers
+
+
+@question
+def precision_as_a_plugin(L: Any, folder: Path) -> Any:
+    answers = []
+    for plugin in (L.plugins.DoublePrecision(), L.plugins.HalfPrecision("bf16-true")):
+        trainer, module = trainer_of(L, plugins=plugin, limit_train_batches=1), module_of(L)
+        trainer.fit(module, loader())
+        answers.append([trainer.precision, str(next(module.parameters()).dtype)])
+    return answers
+
+
+@question
+def a_projects_own_progress_bar(L: Any, folder: Path) -> Any:
+    shown = []
+
+    class Bar(L.callbacks.ProgressBar):  # type: ignore[misc, name-defined]
+        def disable(self) -> None: ...
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            shown.append(found(self, "total_train_batches total_val_batches train_description validation_description"))
+            shown.append(sorted(self.get_metrics(trainer, pl_module)))
+
+    options = {"enable_progress_bar": True, "callbacks": Bar(), "limit_train_batches": 2}
+    trainer_of(L, **options).fit(module_of(L), loader(), loader(8))
+    return shown
