@@ -9,7 +9,8 @@ import torch
 from drivetrain.metric_exchange import in_order
 
 if TYPE_CHECKING:
-    from drivetrain.metrics import Entry, Exchange
+    from drivetrain.metric_entries import Entry
+    from drivetrain.metric_exchange import Exchange
     from drivetrain.trainer import Trainer
 
 
