@@ -21,9 +21,7 @@ FIRST = [
     "federated",
     "parameter_server",
     "parity",
-    "precision",
     "strategies",
-    "third_party",
 ]
 
 

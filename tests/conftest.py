@@ -16,6 +16,7 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests import distributed, leaks
 
@@ -30,13 +32,21 @@ pytest_plugins = ["pytester"]
 
 torch.set_num_threads(1)
 
+# An example that takes long on a machine that is busy is none that fails.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path outlives the run, for a look at it
     own = tempfile.mkdtemp(prefix="drivetrain-tests-")
     os.environ["TMPDIR"] = own
     tempfile.tempdir = own
+    # Torch's compiler sets this and makes the folder when it is first looked at, in whichever test that is.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
+    # A shell starts what runs in the background deaf to it, and so would be the programs whose end is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +61,13 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def run_ranks() -> Callable[..., list[Any]]:
-    """``run_ranks(fn, world_size, *args, timeout=60)``: see :func:`tests.distributed.run_ranks`."""
+    """``run_ranks(fn, world_size, *args, timeout=LIMIT)``: see :func:`tests.distributed.run_ranks`."""
     return distributed.run_ranks
 
 
 @pytest.fixture
 def run_alone() -> Callable[..., Any]:
-    """``run_alone(fn, *args, timeout=60)``: see :func:`tests.distributed.run_alone`."""
+    """``run_alone(fn, *args, timeout=LIMIT)``: see :func:`tests.distributed.run_alone`."""
     return distributed.run_alone
 
 

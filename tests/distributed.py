@@ -23,8 +23,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.patience import GONE, LIMIT
+from tests.ports import free_port
+
 PR_SET_PDEATHSIG = 1
-SETTLE = 0.5  # seconds that the other ranks have to report an earlier failure, or to end
+ENDS = GONE  # seconds that a rank's own processes have to end
+SETTLE = 0.5  # seconds that the other ranks have to report an earlier failure
 
 
 class RankError(AssertionError):
@@ -36,7 +40,7 @@ class RankError(AssertionError):
         self.cause = cause
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = LIMIT) -> list[Any]:
     """Run ``fn(rank, world_size, *args)`` on ``world_size`` Gloo ranks and return their values in rank order.
 
     The default process group exists when ``fn`` starts and is destroyed after every rank has finished. Values are plain
@@ -48,7 +52,7 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: floa
     return _run(fn, world_size, args, timeout, group=True)
 
 
-def run_alone(fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
+def run_alone(fn: Callable[..., Any], *args: Any, timeout: float = LIMIT) -> Any:
     """Run ``fn(*args)`` in one forked child without a process group and return its value.
 
     For tests that would leave something in this process: threads of torch, global random state, a CUDA context.
@@ -59,15 +63,14 @@ def run_alone(fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
     return _run(lambda rank, world_size, *rest: fn(*rest), 1, args, timeout, group=False)[0]
 
 
-def run_job(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_job(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = LIMIT) -> list[Any]:
     """Run ``fn(rank, world_size, *args)`` on ranks that another launcher seems to have started, as torchrun does: their
     place is in the environment, and there is no process group.
 
     Raises:
         RankError: as :func:`run_ranks`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def placed(rank: int, size: int, *rest: Any) -> Any:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
@@ -105,9 +108,9 @@ def _run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout
             with contextlib.suppress(BrokenPipeError):
                 end.send_bytes(b"end")
         for process in processes:
-            process.join(timeout=10.0)
+            process.join(timeout=GONE)
         for rank, process in enumerate(processes):
-            if _alive_in_group(process.pid, settle=SETTLE):
+            if _alive_in_group(process.pid, settle=ENDS):
                 raise RankError(rank, f"it left a process behind, or did not end: exit code {process.exitcode}")
         return values
     finally:
@@ -136,7 +139,7 @@ def _collect(ours: list[Connection], processes: list[Any], timeout: float) -> li
             try:
                 report = torch.load(io.BytesIO(end.recv_bytes()), weights_only=True)
             except (EOFError, ConnectionResetError):
-                processes[rank].join(5.0)
+                processes[rank].join(GONE)
                 failures.append((time.monotonic(), rank, f"it died with exit code {processes[rank].exitcode}"))
             else:
                 if "cause" in report:

@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
+from tests.patience import GONE
+
 # pytest and hypothesis keep these; torch's own pools live as long as the process by design.
 KEPT_FILES = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage"}
 KEPT_VARIABLES = {"PYTEST_CURRENT_TEST"}
 KEPT_THREADS = {"pt_autograd_0"}
-SETTLE = 1.0  # seconds that something on its way out may take
+SETTLE = GONE  # seconds that something on its way out may take
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ def difference(before: Snapshot, after: Snapshot) -> list[str]:
     return lines
 
 
-def left_behind(before: Snapshot, settle: float = SETTLE) -> list[str]:
-    """The lines of :func:`difference` that are still true after ``settle`` seconds."""
-    deadline = time.monotonic() + settle
+def left_behind(before: Snapshot, settle: float | None = None) -> list[str]:
+    """The lines of :func:`difference` that are still true after ``settle`` (else ``SETTLE``) seconds."""
+    deadline = time.monotonic() + (SETTLE if settle is None else settle)
     while lines := difference(before, snapshot()):
         if time.monotonic() > deadline:
             break

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 
-from drivetrain.errors import DrivetrainError, nearest
+from drivetrain.command_line import dispatch_listed
 
 COMMANDS = {
     "train": ("drivetrain.app:run", "train, validate, test or predict (the same as python train.py)"),
@@ -18,31 +16,9 @@ COMMANDS = {
 }
 
 
-def usage() -> str:
-    """What ``drivetrain --help`` prints."""
-    lines = [f"  {name:<8}  {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: drivetrain COMMAND [ARGUMENTS ...]     (--help after COMMAND: its own)", "", *lines])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named first in ``argv`` with the rest; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] in (["--help"], ["-h"]):
-        print(usage())
-        return 0
-    if not words:
-        print(usage(), file=sys.stderr)
-        return 2
-    if words[0] not in COMMANDS:
-        print(f"error: there is no command {words[0]!r}: {nearest(words[0], COMMANDS)}", file=sys.stderr)
-        return 2
-    module, _, name = COMMANDS[words[0]][0].partition(":")
-    command: Callable[[Sequence[str]], int] = getattr(import_module(module), name)
-    try:
-        return command(words[1:])
-    except DrivetrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return dispatch_listed(argv, "drivetrain", COMMANDS)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""What the commands share: arguments and files of output whose mistakes are one sentence, said before any work."""
+"""What the commands share: the word that chooses one, and arguments and files of output whose mistakes are one
+sentence, said before any work."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
+
+Command = Callable[[Sequence[str]], int | None]
+Commands = Mapping[str, tuple[str, str]]  # by name: "module:function", and what it does
 
 IMAGES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".webp")
 
@@ -51,3 +57,39 @@ def require_writable(path: Path, option: str, *, image: bool = False) -> None:
         raise ConfigurationError(f"{option} {path} has no folder {folder}: make it, or name another file.")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise ConfigurationError(f"{option} {path} may not be written: name another file.")
+
+
+def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Command]) -> int:
+    """Run the command named first in ``argv`` (None: of this process) with the rest; returns the exit code.
+
+    ``find`` gives the command of a name, or raises. What drivetrain raises on purpose is one sentence on standard
+    error. Without a word, and for ``--help``, ``usage`` is printed.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] in (["--help"], ["-h"]):
+        print(usage)
+        return 0
+    if not words:
+        print(usage, file=sys.stderr)
+        return 2
+    try:
+        return int(find(words[0])(words[1:]) or 0)
+    except DrivetrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def dispatch_listed(argv: Sequence[str] | None, program: str, commands: Commands) -> int:
+    """:func:`dispatch` among ``commands``, each imported when it is chosen."""
+    width = max(map(len, commands))
+    head = f"usage: {program} COMMAND [ARGUMENTS ...]     (--help after COMMAND: its own)"
+    usage = "\n".join([head, "", *(f"  {name:<{width}}  {what}" for name, (_, what) in commands.items())])
+
+    def find(name: str) -> Command:
+        if name not in commands:
+            raise ConfigurationError(f"there is no command {name!r}: {nearest(name, commands)}")
+        module, _, function = commands[name][0].partition(":")
+        command: Command = getattr(import_module(module), function)
+        return command
+
+    return dispatch(argv, usage, find)

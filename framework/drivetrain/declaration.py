@@ -102,6 +102,8 @@ class Support:
             where it does not matter which.
         thaws: whether parameters may be frozen and thawed, and join an optimizer, while training runs.
         editable: whether every rank's module holds whole weights, which a callback may read and replace between steps.
+        replicated: whether every rank has the whole state by itself between two steps, so that one can save it alone
+            and all can put it back without a word to each other.
         rounds: whether an epoch is one global step, a round of many local ones.
     """
 
@@ -122,6 +124,7 @@ class Support:
     compressors: frozenset[str] = frozenset()
     thaws: bool = False
     editable: bool = False
+    replicated: bool = False
     rounds: bool = False
 
     def compresses(self, name: str) -> bool:

@@ -20,7 +20,7 @@ from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
-    from drivetrain.session import Request
+    from drivetrain.request import Request
     from drivetrain.trainer import Trainer
 
 
@@ -76,10 +76,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
                     "should_stop": trainer.should_stop,
                     "ckpt_path": trainer.ckpt_path,
                     "data_seed": trainer.data_seed,
-                    "callback_metrics": trainer.callback_metrics,
-                    "agreed_metrics": trainer.agreed_metrics,
-                    "logged_metrics": trainer.logged_metrics,
-                    "progress_bar_metrics": trainer.progress_bar_metrics,
+                    "published": trainer.published.state_dict(),
                     "loss_curve": trainer.loss_curve,
                     "fitted": fit is not None,
                 }
@@ -118,6 +115,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     if request.stage == "fit":
         trainer._adopted = counted
     fitted = counters.pop("fitted")
+    trainer.published.load_state_dict(counters.pop("published"))
     curve = [tuple(point) for point in counters.pop("loss_curve")]
     if fitted:
         trainer.loss_curve = curve

@@ -8,163 +8,23 @@ logged different names take part with what they have.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.errors import TrainingError
+from drivetrain.metric_entries import BATCH_HOOKS, Entry, declared, joined
+from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange
 
-# Where values may be logged and what is the default there: a training batch's (by step), an evaluation batch's (by
-# epoch, also by step on demand), the others (by epoch only). ``optimizer_step`` stands for all that runs within it.
-_BATCH_HOOKS = frozenset(
-    {
-        "training_step",
-        "optimizer_step",
-        "on_train_batch_start",
-        "on_train_batch_end",
-        "on_before_zero_grad",
-        "on_before_backward",
-        "on_after_backward",
-        "on_before_optimizer_step",
-    }
-)
-_EVALUATION_HOOKS = frozenset(
-    f"{prefix}{stage}{moment}"
-    for stage in ("validation", "test")
-    for prefix, moment in (("", "_step"), ("on_", "_batch_start"), ("on_", "_batch_end"))
-)
-_EPOCH_HOOKS = frozenset(
-    f"on_{stage}{moment}"
-    for stage in ("train", "validation", "test")
-    for moment in ("_start", "_epoch_start", "_epoch_end")
-)
-_REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "max": "max", "min": "min"}
-_REDUCTIONS |= {"amax": "max", "amin": "min", "nanmean": "mean", "gmean": "gmean"}
-_SAID = ("mean", "sum", "max", "min", "gmean")
-_MEANS = frozenset({"mean", "gmean"})  # the geometric mean is kept as the mean of logarithms until ranks are combined
-_OBJECT = "object:"  # the reduction of a metric that reduces itself, followed by its path in the module
+__all__ = ["Column", "Entry", "Exchange", "Metrics"]
+
 _FOLD = 512  # pending values are folded into the sum when there are this many, to bound memory
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One name's contribution of a rank: ``total`` with ``weight``, and what the name is for.
-
-    Attributes:
-        title: the name without ``_step`` or ``_epoch``.
-        prog_bar, logger: where the value is shown.
-        over_ranks: whether the ranks' values are combined; else each rank knows its own, and the first rank's counts
-            where they must agree.
-    """
-
-    reduction: str
-    total: float
-    weight: float
-    title: str
-    prog_bar: bool = False
-    logger: bool = True
-    over_ranks: bool = True
-
-    def kind(self) -> list[Any]:
-        """All but the numbers, as plain data."""
-        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks]
-
-
-@dataclass(slots=True)
-class Exchange:
-    """What the ranks learnt of each other: global values by name with their columns, each rank's flags and series.
-    ``own``: this rank's values of what is not combined over ranks."""
-
-    values: dict[str, float]
-    columns: dict[str, Column]
-    flags: list[list[float]]
-    series: list[list[list[float]]]
-    own: dict[str, float] = field(default_factory=dict)
-
-    def joined(self, other: Exchange) -> Exchange:
-        """With the values of another exchange of the same moment."""
-        columns = {**self.columns, **other.columns}
-        return replace(self, values=self.values | other.values, columns=columns, own=self.own | other.own)
-
-
-@dataclass(slots=True)
-class Entry:
-    """One logged name."""
-
-    name: str
-    on_step: bool
-    on_epoch: bool
-    prog_bar: bool
-    logger: bool
-    reduction: str
-    loader: int | None
-    over_ranks: bool = True
-    at: int | None = None  # the loader in whose batches it is logged, of several
-    given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
-    metric: Any = None  # a torchmetrics metric, which reduces itself
-    path: str = ""  # of that metric in the module
-    pending: list[tuple[Any, float]] = field(default_factory=list)
-    total: float = 0.0
-    weight: float = 0.0
-    steps: list[tuple[int, Any, float]] = field(default_factory=list)  # (batch, value, weight), newest last
-
-    @property
-    def title(self) -> str:
-        return self.name if self.loader is None else f"{self.name}/dataloader_idx_{self.loader}"
-
-    def forked(self, suffix: str) -> str:
-        base = f"{self.name}_{suffix}" if self.on_step and self.on_epoch else self.name
-        return base if self.loader is None else f"{base}/dataloader_idx_{self.loader}"
-
-    def column(self, step: tuple[int, Any, float] | None = None) -> Column:
-        """The epoch's contribution, or that of one ``(batch, value, weight)``."""
-        total, weight = self.total, self.weight
-        if step is not None:
-            value = float(step[1])
-            total, weight = (value * step[2], step[2]) if self.reduction in _MEANS else (value, 1.0)
-        elif self.metric is not None:
-            return Column(_OBJECT + self.path, 0.0, 1.0, self.title, self.prog_bar, self.logger)
-        return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger, self.over_ranks)
-
-    def fold(self) -> None:
-        """Bring the pending values into ``total`` and ``weight``.
-
-        One after the other, so that the rounding does not depend on when it is done: a checkpoint folds too.
-        """
-        if not self.pending:
-            return
-        values = _host([value for value, _ in self.pending])
-        weights = [weight for _, weight in self.pending]
-        self.pending.clear()
-        if self.reduction in _MEANS:
-            for value, weight in zip(values, weights, strict=True):
-                self.total += value * weight
-                self.weight += weight
-        elif self.reduction == "sum":
-            for value in values:
-                self.total += value
-            self.weight = 1.0
-        else:
-            # numpy's and torch's, unlike Python's: NaN wins.
-            best = torch.tensor([*values, self.total] if self.weight else values, dtype=torch.float64)
-            self.total = float(best.max() if self.reduction == "max" else best.min())
-            self.weight = 1.0
-
-
-def _host(values: list[Any]) -> list[float]:
-    """One-element values as numbers, with one transfer per device."""
-    tensors = [v.reshape(()) for v in values if isinstance(v, Tensor)]
-    if len(tensors) == len(values):
-        return torch.stack([t.double() for t in tensors]).tolist()
-    return [float(v) for v in values]
 
 
 class Metrics:
@@ -219,8 +79,8 @@ class Metrics:
         entry = self.entries.get(key)
         given = (prog_bar, logger, on_step, on_epoch, reduce_fx)
         if entry is None:
-            entry = self.entries[key] = self._new(
-                name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader
+            entry = self.entries[key] = declared(
+                name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader, self.named_modules
             )
             entry.given = given
             entry.over_ranks = self.over_ranks or sync_dist
@@ -272,61 +132,12 @@ class Metrics:
         if entry.on_step:
             index = self.joined if self.joined is not None else batch.index if batch is not None else 0
             pieces = self.fraction != 1.0 or self.joined is not None
-            if hook not in _BATCH_HOOKS:
+            if hook not in BATCH_HOOKS:
                 entry.steps.append((index, value, weight))
             elif pieces and entry.steps and entry.steps[-1][0] == index:
-                entry.steps = [_joined(entry.reduction, entry.steps[-1], (index, value, weight))]
+                entry.steps = [joined(entry.reduction, entry.steps[-1], (index, value, weight))]
             else:
                 entry.steps = [(index, value, weight)]  # training: only the newest is ever written
-
-    def _new(
-        self,
-        name: str,
-        value: Any,
-        hook: str | None,
-        prog_bar: bool,
-        logger: bool,
-        on_step: bool | None,
-        on_epoch: bool | None,
-        reduce_fx: Any,
-        loader: int | None,
-    ) -> Entry:
-        by_batch = hook in _BATCH_HOOKS
-        if on_step is None:
-            on_step = by_batch
-        if on_epoch is None:
-            on_epoch = not by_batch or not on_step
-        if not by_batch and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
-            raise TrainingError(
-                f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
-                " validation or test step, or in the start, batch or epoch hooks of these stages."
-            )
-        if not on_step and not on_epoch:
-            raise TrainingError(
-                f"self.log({name!r}, on_step=False, on_epoch=False) in {hook} would go nowhere: set one of them."
-            )
-        if on_step and hook in _EPOCH_HOOKS:
-            raise TrainingError(
-                f"self.log({name!r}, on_step=True) cannot be called in {hook}, which belongs to no step: leave on_step"
-                " out."
-            )
-        called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
-        if called not in _REDUCTIONS:
-            raise TrainingError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
-        metric = None
-        torchmetrics = sys.modules.get("torchmetrics")
-        if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
-            metric = value
-        entry = Entry(name, bool(on_step), bool(on_epoch), prog_bar, logger, _REDUCTIONS[called], loader)
-        if metric is not None:
-            found = next((path for path, module in self.named_modules() if module is metric), None)
-            if found is None:
-                raise TrainingError(
-                    f"self.log({name!r}, ...) takes a metric that is no part of the module: assign it to an attribute"
-                    " in __init__ (a ModuleDict or ModuleList for several), so that every rank has it."
-                )
-            entry.metric, entry.path = metric, found
-        return entry
 
     # -- looking at once ----------------------------------------------------------------------------------------
     def current(self, by_step: bool, alone: bool) -> Iterator[tuple[Entry, str, Tensor]]:
@@ -347,11 +158,12 @@ class Metrics:
                 entry.fold()
                 if entry.weight:
                     column = entry.column()
-                    value = _combine(entry.name, [{entry.name: column}])
+                    value = combine(entry.name, [{entry.name: column}])
                     if value is not None:
                         yield entry, entry.forked("epoch"), _tensor(value)
 
     # -- reducing -----------------------------------------------------------------------------------------------
+
     def exchange(
         self,
         columns: dict[str, Column],
@@ -365,46 +177,11 @@ class Metrics:
             flags: numbers that every rank wants to see of every other.
             series: ``(total, weight)`` per optimizer step since the last exchange.
         """
-        names, series = sorted(columns), series or []
+        series = series or []
         if not self.counts:
             columns = {name: replace(column, weight=0.0) for name, column in columns.items()}
             series = [(0.0, 0.0) for _ in series]
-        kinds = repr([(name, columns[name].kind()) for name in names]).encode()
-        signature = float(int.from_bytes(hashlib.sha256(kinds).digest()[:6], "big"))
-        header = torch.tensor([signature, len(names), len(series), *flags], dtype=torch.float64, device=self.device)
-        headers = [t.tolist() for t in self.gather(header)]
-        if any(h[2] != headers[0][2] for h in headers):
-            counts = ", ".join(f"rank {rank}: {int(h[2])}" for rank, h in enumerate(headers))
-            raise TrainingError(
-                f"the ranks took different numbers of steps ({counts}): every rank must get the same number of batches."
-            )
-        result = Exchange({}, dict(columns), [h[3:] for h in headers], [])
-        alike = all(h[:2] == headers[0][:2] for h in headers)
-        rows = [[columns[n].total, columns[n].weight] for n in names] if alike else []
-        cut = len(rows)
-        rows += [list(item) for item in series]
-        tables: list[dict[str, Column]] = []
-        if rows:
-            flat = torch.tensor(rows, dtype=torch.float64, device=self.device).reshape(-1)
-            for numbers in (t.reshape(-1, 2).tolist() for t in self.gather(flat)):
-                result.series.append(numbers[cut:])
-                if alike:
-                    pairs = zip(names, numbers[:cut], strict=True)
-                    tables.append({name: replace(columns[name], total=t, weight=w) for name, (t, w) in pairs})
-        if not alike:
-            mine = [[name, columns[name].total, columns[name].weight, columns[name].kind()] for name in names]
-            for listed in self.communicator.all_gather_plain(mine):
-                tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
-            for table in tables:
-                result.columns = {**table, **result.columns}
-        for name in sorted(set().union(*tables)):
-            value = _combine(name, tables)
-            if value is not None:
-                result.values[name] = value
-        for name, column in columns.items():
-            if not column.over_ranks and (value := _combine(name, [columns])) is not None:
-                result.own[name] = value
-        return result
+        return exchange(self.gather, self.communicator, self.device, columns, flags, series)
 
     def step_columns(self, batch: int | None) -> dict[str, Column]:
         """Contributions of the values logged on step in training batch ``batch``; None: the last ones, of any."""
@@ -437,11 +214,11 @@ class Metrics:
         ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
         the module, so that a rank that had no batch takes part with the metric's empty state.
         """
-        found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(_OBJECT)}
+        found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
         if not found:
             return Exchange({}, {}, [], [])
         modules = dict(self.named_modules())
-        metrics = {name: modules[column.reduction.removeprefix(_OBJECT)] for name, column in found.items()}
+        metrics = {name: modules[column.reduction.removeprefix(OBJECT)] for name, column in found.items()}
         values = {}
         for name, metric in metrics.items():
             metric.process_group = self.communicator.group  # not the whole job: ranks that only serve are not here
@@ -498,36 +275,8 @@ class Metrics:
                 known.total, known.weight = known.total + total, known.weight + weight
             for step in map(tuple, steps):
                 same = known.steps and known.steps[-1][0] == step[0]
-                known.steps = [_joined(known.reduction, known.steps[-1], step) if same else step]
-
-
-def _joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:
-    """Two pieces of one batch as one value."""
-    (index, first, weight), (_, second, more) = a, b
-    if reduction in _MEANS:
-        return index, (first * weight + second * more) / (weight + more), weight + more
-    values = (float(first), float(second))
-    return index, sum(values) if reduction == "sum" else max(values) if reduction == "max" else min(values), 1.0
+                known.steps = [joined(known.reduction, known.steps[-1], step) if same else step]
 
 
 def _tensor(value: Any) -> Tensor:
     return value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-
-
-def _combine(name: str, tables: list[dict[str, Column]]) -> float | None:
-    found = [table[name] for table in tables if name in table and table[name].weight > 0]
-    if not found:
-        return None
-    kinds = {column.reduction for column in found}
-    if len(kinds) > 1:
-        raise ConfigurationError(f"{name!r} is logged with different reductions on different ranks: {sorted(kinds)}.")
-    if not found[0].over_ranks:
-        found = found[:1]
-    totals = [column.total for column in found]
-    kind = kinds.pop()
-    if kind.startswith(_OBJECT):
-        return None
-    if kind in _MEANS:
-        mean = sum(totals) / sum(column.weight for column in found)
-        return mean if kind == "mean" else float(torch.tensor(mean, dtype=torch.float64).exp())
-    return sum(totals) if kind == "sum" else max(totals) if kind == "max" else min(totals)

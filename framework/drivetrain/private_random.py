@@ -75,3 +75,11 @@ def restore(kept: list[Any]) -> None:
     random.setstate(kept[1])
     if kept[2] is not None:
         sys.modules["numpy"].random.set_state(kept[2])
+
+
+def mix(seed: int, epoch: int) -> int:
+    """A 63-bit seed in which (1, 0) and (0, 1) are far apart (splitmix64's finaliser)."""
+    x = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return (x ^ (x >> 31)) >> 1

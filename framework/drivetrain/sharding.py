@@ -8,202 +8,25 @@ the first ``n`` replicas and the others sit the batch out.
 
 from __future__ import annotations
 
-import dataclasses
-import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data import SequentialSampler as InOrder
 
+from drivetrain.batch_parts import MicroBatch, batch_size, part, take
 from drivetrain.errors import ConfigurationError, TrainingError
-from drivetrain.private_random import PrivateRandom, restore, states
+from drivetrain.limits import as_slice, limited
+from drivetrain.loader_processes import watched
+from drivetrain.loaders import in_order as read_in_order
+from drivetrain.loaders import reading_options
+from drivetrain.private_random import PrivateRandom, mix, restore, states
+from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
+from drivetrain.seeded_dataset import Seeded
 from drivetrain.strategy import Shard
 
-
-@dataclasses.dataclass(slots=True)
-class MicroBatch:
-    """One loader batch as a rank sees it.
-
-    Attributes:
-        batch: this rank's part.
-        index: number of the batch in its epoch and loader.
-        count: samples in ``batch``.
-        total: samples in the global batch.
-        copies: replicas that hold the same samples (1, or the number of replicas for a whole tail).
-        loader: number of the loader among several.
-        last: whether it is the loader's last batch of the epoch.
-        indices: numbers of the samples in the data set where a sampler chose them, else None.
-    """
-
-    batch: Any
-    index: int
-    count: int
-    total: int
-    copies: int = 1
-    loader: int = 0
-    last: bool = False
-    indices: list[Any] | None = None
-
-    @property
-    def weight(self) -> float:
-        """Samples that this rank stands for; the weights of all ranks sum to ``total``."""
-        return self.count / self.copies
-
-
-def part(total: int, shard: Shard, whole_tail: bool) -> tuple[slice, int]:
-    """The slice of ``total`` samples that ``shard`` takes, and how many replicas take the same."""
-    if shard.size == 1:
-        return slice(0, total), 1
-    if total < shard.size and whole_tail:
-        return slice(0, total), shard.size
-    base, extra = divmod(total, shard.size)
-    start = shard.rank * base + min(shard.rank, extra)
-    return slice(start, start + base + (shard.rank < extra)), 1
-
-
-def batch_size(batch: Any) -> int | None:
-    """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
-    if type(batch) in (tuple, list) and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:
-        return int(batch[0].shape[0])  # by far the most frequent batch, and this is called at every step
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.ndim else 1
-    if isinstance(batch, Mapping):
-        parts: Iterable[Any] = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        parts = batch
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = (getattr(batch, f.name) for f in dataclasses.fields(batch))
-    else:
-        shape = getattr(batch, "shape", None)  # numpy arrays
-        return int(shape[0]) if shape else None
-    for item in parts:
-        size = batch_size(item)
-        if size is not None:
-            return size
-    return None
-
-
-def take(batch: Any, total: int, rows: slice) -> Any:
-    """``rows`` of a collated batch of ``total`` samples: of every tensor, array and plain list of that length."""
-    if isinstance(batch, torch.Tensor) or (hasattr(batch, "shape") and hasattr(batch, "__getitem__")):
-        return batch[rows] if batch.ndim and batch.shape[0] == total else batch
-    if isinstance(batch, Mapping):
-        return {key: take(value, total, rows) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(take(value, total, rows) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == total and all(isinstance(item, (str, bytes, int, float, type(None))) for item in batch):
-            return batch[rows]
-        return type(batch)(take(value, total, rows) for value in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return dataclasses.replace(
-            batch, **{f.name: take(getattr(batch, f.name), total, rows) for f in dataclasses.fields(batch)}
-        )
-    return batch
-
-
-class ShardedBatches:
-    """Batch sampler that yields this rank's indices of every global batch of an epoch, from a position on."""
-
-    def __init__(self, source: Iterable[Any], shard: Shard, whole_tail: bool, seeded: bool, seed: int | None) -> None:
-        self.source, self.shard, self.whole_tail, self.seeded = source, shard, whole_tail, seeded
-        self.seed = seed  # of the global generators for a sampler that may draw from them
-        self.epoch = 0
-        self.start = 0
-        self.limit: int | None = None
-        self.given: Iterable[list[Any]] | None = None  # batches to hand out as they are instead
-        self.plan: list[tuple[int, int, int]] = []  # (index of the global batch, its samples, copies) as handed out
-        self.chosen: dict[int, list[Any]] = {}  # of what was handed out and is not read yet, by number in the plan
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        if self.given is not None:
-            for indices in self.given:
-                yield [(self.epoch, i) for i in indices] if self.seeded else indices
-            return
-        self.plan.clear()
-        self.chosen.clear()
-        source = self.source if self.seed is None else PrivateRandom(self.source, _mix(self.seed, self.epoch))
-        for index, batch in enumerate(source):
-            if self.limit is not None and index >= self.limit:
-                return
-            if index < self.start:
-                continue
-            indices = list(batch)
-            rows, copies = part(len(indices), self.shard, self.whole_tail)
-            mine = indices[rows]
-            if mine:
-                self.chosen[len(self.plan)] = mine
-                self.plan.append((index, len(indices), copies))
-                yield [(self.epoch, i) for i in mine] if self.seeded else mine
-
-
-class _EpochOrder:
-    """Sample order of an epoch: a permutation drawn from ``(seed, epoch)``, or the natural one."""
-
-    def __init__(
-        self, length: int, seed: int, shuffle: bool, replacement: bool, samples: int, as_sampler: bool = False
-    ) -> None:
-        self.length, self.seed, self.shuffle, self.as_sampler = length, seed, shuffle, as_sampler
-        self.replacement, self.samples = replacement, samples
-        self.epoch = 0
-
-    def __iter__(self) -> Iterator[int]:
-        if not self.shuffle:
-            yield from range(self.samples)
-            return
-        # A DistributedSampler of torch adds seed and epoch; otherwise (1, 0) and (0, 1) should be far apart.
-        mixed = (self.seed + self.epoch) % 2**63 if self.as_sampler else _mix(self.seed, self.epoch)
-        generator = torch.Generator().manual_seed(mixed)
-        if self.replacement:
-            yield from torch.randint(self.length, (self.samples,), generator=generator).tolist()
-            return
-        left = self.samples
-        while left > 0:
-            order = torch.randperm(self.length, generator=generator).tolist()[:left]
-            left -= len(order)
-            yield from order
-
-    def __len__(self) -> int:
-        return self.samples
-
-
-def _mix(seed: int, epoch: int) -> int:
-    """A 63-bit seed in which (1, 0) and (0, 1) are far apart (splitmix64's finaliser)."""
-    x = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (2**64 - 1)
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    return (x ^ (x >> 31)) >> 1
-
-
-class _Seeded:
-    """A map-style data set in a loader worker: its random draws depend on seed, epoch and sample, not on the worker."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
-        if hasattr(dataset, "__getitems__"):
-            self.__getitems__ = self._many
-
-    def _seed(self, key: tuple[int, Any]) -> Any:
-        epoch, index = key
-        number = _mix(_mix(self.seed, epoch), index if isinstance(index, int) else hash(index) & 0xFFFFFFFF)
-        torch.manual_seed(number)
-        random.seed(number)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
-        return index
-
-    def __getitem__(self, key: tuple[int, Any]) -> Any:
-        return self.dataset[self._seed(key)]
-
-    def _many(self, keys: list[tuple[int, Any]]) -> Any:
-        self._seed(keys[0])
-        return self.dataset.__getitems__([index for _, index in keys])
-
-    def __len__(self) -> int:
-        return len(self.dataset)
+__all__ = ["BatchSource", "MicroBatch", "batch_size", "part", "take"]
 
 
 class BatchSource:
@@ -247,12 +70,12 @@ class BatchSource:
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order == "torch" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
-            loader = _in_order(loader)
-        self._noted: _Noted | None = None
+            loader = read_in_order(loader)
+        self._noted: Noted | None = None
         if self.natural and numbers and type(loader) is DataLoader and loader.batch_sampler is not None:
-            self._noted = _Noted(loader.batch_sampler)
+            self._noted = Noted(loader.batch_sampler)
             loader = DataLoader(
-                loader.dataset, batch_sampler=self._noted, generator=loader.generator, **_reading_options(loader)
+                loader.dataset, batch_sampler=self._noted, generator=loader.generator, **reading_options(loader)
             )
         self._as_sampler = order == "torch" and shard.size > 1
         self._opened: Iterator[Any] | None = None
@@ -263,7 +86,7 @@ class BatchSource:
         self.whole_tail = training or shard.lockstep
         self.epoch = 0
         self._sampler: ShardedBatches | None = None
-        self._order: _EpochOrder | None = None
+        self._order: EpochOrder | None = None
         self.reader: Any = loader
         self.stream = True
         self._batches: Any = loader
@@ -281,10 +104,11 @@ class BatchSource:
             and loader.batch_sampler is not None
         ):
             self._rebuild(loader, seed)
+        self.reader = watched(self.reader)
         self.compared = False  # whether ranks looked if they read the same
         self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
-        self.length = _limited(self.full_length, limit)
+        self.length = limited(self.full_length, limit)
         self.uncounted = self.full_length == float("inf")  # on any rank
 
     def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
@@ -300,7 +124,7 @@ class BatchSource:
             shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else drawn is not None
             shuffle = shuffle and not self.in_order
             own = getattr(sampler, "generator", None)
-            self._order = _EpochOrder(
+            self._order = EpochOrder(
                 len(dataset),
                 seed if own is None else own.initial_seed(),
                 shuffle,
@@ -310,18 +134,18 @@ class BatchSource:
             )
             source = BatchSampler(self._order, batches.batch_size * factor, batches.drop_last)
         else:
-            source = batches if factor == 1 else _Joined(batches, factor)
+            source = batches if factor == 1 else Joined(batches, factor)
         if self._as_sampler and self.mode == "per_process":
-            source = _Dealt(source, self.shard.size)
+            source = Dealt(source, self.shard.size)
         self._batches = source
         seeded = loader.num_workers > 0
         foreign = seed if self._order is None else None
         self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded, foreign)
-        options = _reading_options(loader)
+        options = reading_options(loader)
         # Its own generator: making an iterator draws a seed, which must not come from the run's random numbers.
-        generator = torch.Generator().manual_seed(_mix(seed, 2**31))
+        generator = torch.Generator().manual_seed(mix(seed, 2**31))
         if seeded:
-            dataset = _Seeded(dataset, seed)
+            dataset = Seeded(dataset, seed)
         self.reader = DataLoader(dataset, batch_sampler=self._sampler, generator=generator, **options)
 
     def _length(self) -> int | float:
@@ -368,10 +192,10 @@ class BatchSource:
         """Samples of each global batch of the epoch where they are known without reading (our own order)."""
         if self._order is None:
             return None
-        batches = self._batches.batches if isinstance(self._batches, _Dealt) else self._batches
+        batches = self._batches.batches if isinstance(self._batches, Dealt) else self._batches
         size, drop = batches.batch_size, batches.drop_last
         whole, rest = divmod(len(self._order), size)
-        return ([size] * whole + ([rest] if rest and not drop else []))[: _as_slice(self.length)]
+        return ([size] * whole + ([rest] if rest and not drop else []))[: as_slice(self.length)]
 
     def __iter__(self) -> Iterator[MicroBatch]:
         return self.read()
@@ -464,14 +288,14 @@ class BatchSource:
     def _repeatable(self) -> Iterable[Any]:
         if isinstance(self.reader, (list, tuple)):
             return self.reader
-        reader_seed = _mix(_mix(self.seed, self.epoch), 2 * self.index + self.training)
-        seed = _mix(reader_seed, self.shard.rank if self.own_stream else 0)
+        reader_seed = mix(mix(self.seed, self.epoch), 2 * self.index + self.training)
+        seed = mix(reader_seed, self.shard.rank if self.own_stream else 0)
         return PrivateRandom(self.reader, seed, opening=getattr(self.reader, "num_workers", 0) > 0)
 
     def _read_sampled(self, start: int) -> Iterator[MicroBatch]:
         sampler = self._sampler
         assert sampler is not None
-        sampler.start, sampler.limit = start, _as_slice(self.length)
+        sampler.start, sampler.limit = start, as_slice(self.length)
         final = self.length - 1
         handed = 0
         for handed, batch in enumerate(self.reader, start=1):
@@ -530,113 +354,3 @@ class BatchSource:
             item = self._own(index, batch, ahead is None)
             if item is not None:
                 yield item
-
-
-class _Dealt:
-    """The samples of each batch as a DistributedSampler deals them out: rank r has the r-th of every ``size``."""
-
-    def __init__(self, batches: Any, size: int) -> None:
-        self.batches, self.size = batches, size
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        for batch in self.batches:
-            listed = list(batch)
-            yield [index for rank in range(self.size) for index in listed[rank :: self.size]]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-class _Noted:
-    """A batch sampler whose choices are kept until they are read."""
-
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = batches
-        self.chosen: dict[int, list[Any]] = {}
-
-    def __iter__(self) -> Iterator[Any]:
-        self.chosen.clear()
-        for number, batch in enumerate(self.batches):
-            self.chosen[number] = list(batch)
-            yield batch
-
-    def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
-
-
-class _Joined:
-    """``factor`` consecutive batches of a sampler as one global batch."""
-
-    def __init__(self, batches: Any, factor: int) -> None:
-        self.batches, self.factor = batches, factor
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        joined: list[Any] = []
-        for number, batch in enumerate(self.batches, start=1):
-            joined.extend(batch)
-            if number % self.factor == 0:
-                yield joined
-                joined = []
-        if joined:
-            yield joined
-
-    def __len__(self) -> int:
-        return (len(self.batches) + self.factor - 1) // self.factor
-
-
-def _in_order(loader: Any) -> Any:
-    """A shuffled loader over its data set in order."""
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
-        return loader
-    if isinstance(loader.sampler, InOrder):
-        return loader
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
-        generator=loader.generator,
-        **_reading_options(loader),
-    )
-
-
-def _reading_options(loader: DataLoader[Any]) -> dict[str, Any]:
-    """How a loader reads, whatever it reads: for another one over the same data set."""
-    options: dict[str, Any] = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "persistent_workers": loader.persistent_workers,
-    }
-    if loader.num_workers > 0:
-        options["prefetch_factor"] = loader.prefetch_factor
-    return options
-
-
-def _limited(length: int | float, limit: int | float | None) -> int | float:
-    if limit is None:
-        return length
-    if isinstance(limit, float):
-        if length == float("inf"):
-            return length if limit == 1.0 else 0 if limit == 0.0 else _no_fraction(limit)
-        batches = int(length * limit)
-        if batches == 0 and limit > 0 and length > 0:
-            raise ConfigurationError(
-                f"a limit of {limit} of the {int(length)} batches of a loader leaves none: give a number of batches, or"
-                f" {1 / length:.3g} or more."
-            )
-        return batches
-    return min(length, limit)
-
-
-def _no_fraction(limit: float) -> int:
-    raise ConfigurationError(
-        f"a limit of {limit} (a fraction) needs a loader that has a length, this one is a stream: give a number of"
-        " batches."
-    )
-
-
-def _as_slice(length: int | float) -> int | None:
-    return None if length == float("inf") else int(length)

@@ -131,14 +131,12 @@ class Strategy(StrategyView):
         trains: whether this rank runs the loop.
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         counts: whether what is logged here counts (not where another rank logs the same).
-        replicated: whether every rank has the whole state by itself between two steps, so that one can save it alone.
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
     """
 
     name = ""
-    replicated = False
 
     def __init__(self, options: Any, support: Support) -> None:
         self.options = options
@@ -224,7 +222,7 @@ class Strategy(StrategyView):
     def forward_backward(self, step: Step) -> torch.Tensor | None:
         """Forward, zero the gradients at the window's start, backward. Returns the detached loss, None if skipped."""
         if step.first:
-            self.weight, self.contributed = 0.0, False
+            self.weight, self.weighted, self.contributed = 0.0, False, False
         loss = self.forward(step.call, step.batch)
         step.zero_grad()
         if loss is None:
@@ -233,11 +231,13 @@ class Strategy(StrategyView):
         self.contributed = True
         if step.weighted:
             self.weight += step.share
+            self.weighted = True
         self.backward(loss, step.share, step.last, weighted=step.weighted)
         step.after_backward()
         return loss.detach()
 
     weight = 0.0  # of the window so far, where the module weights its losses itself
+    weighted = False  # whether it did in this window; this rank's own weight may still be zero
     contributed = True  # whether any micro-batch of the window gave a loss
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:

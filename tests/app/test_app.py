@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import re
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import yaml
 
 from drivetrain import app
 from tests import distributed
+from tests.patience import SOON
+from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("no_training")
 
@@ -97,7 +98,7 @@ def test_arguments_and_environment_are_given_back(home: Path) -> None:
 
 
 def test_ranks_that_another_launcher_started_share_one_folder(home: Path) -> None:
-    codes = distributed.run_alone(_join, str(home), timeout=60)
+    codes = distributed.run_alone(_join, str(home))
     assert codes == [0, 0, 0]
     (run,) = records(home)
     (folder,) = home.glob("outputs/*/*")
@@ -108,16 +109,16 @@ def test_ranks_that_another_launcher_started_share_one_folder(home: Path) -> Non
 
 def test_a_joined_rank_that_fails_ends_with_1_and_nobody_waits_for_it(home: Path) -> None:
     began = time.monotonic()
-    assert distributed.run_alone(_join, str(home), "seed=13", timeout=60) == [0, 0, 1]
-    assert time.monotonic() - began < 12
+    assert distributed.run_alone(_join, str(home), "seed=13") == [0, 0, 1]
+    assert time.monotonic() - began < SOON
 
 
 def test_joined_ranks_hear_of_a_folder_that_cannot_be_written(home: Path) -> None:
-    assert distributed.run_alone(_join, str(home), "hydra.run.dir=/proc/nothing", timeout=60) == [2, 2, 2]
+    assert distributed.run_alone(_join, str(home), "hydra.run.dir=/proc/nothing") == [2, 2, 2]
 
 
 def test_several_nodes_share_the_first_ones_folder(home: Path) -> None:
-    assert distributed.run_alone(_two_nodes, str(home), timeout=60) == [0, 0]
+    assert distributed.run_alone(_two_nodes, str(home)) == [0, 0]
     (run,) = records(home)
     assert run["folder"] == str(home / "0" / "run") and run["world_size"] == 2
     assert (home / "0" / "run" / ".hydra").is_dir() and not (home / "1" / "run" / ".hydra").exists()
@@ -141,23 +142,18 @@ def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def _join(home: str, *more: str) -> list[int]:
     """Three processes with the environment of a launcher that hosts no store; their exit codes."""
-    port = _free_port()
+    port = free_port()
     words = ["strategy=mine", "accelerator=cpu", *more]
     return _side_by_side([(home, words, _environment(rank, 3, port)) for rank in range(3)])
 
 
 def _two_nodes(home: str) -> list[int]:
     """Two commands, as on two nodes, each in its own folder; their exit codes."""
-    common = ["strategy=mine", "devices=1", "num_nodes=2", f"master_port={_free_port()}", "hydra.run.dir=run"]
+    common = ["strategy=mine", "devices=1", "num_nodes=2", f"master_port={free_port()}", "hydra.run.dir=run"]
     folders = [os.path.join(home, str(node)) for node in range(2)]
     for folder in folders:
         os.mkdir(folder)
     return _side_by_side([(folder, [*common, f"node_rank={node}"], {}) for node, folder in enumerate(folders)])
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _side_by_side(commands: list[tuple[str, list[str], dict[str, str]]]) -> list[int]:

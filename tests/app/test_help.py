@@ -11,6 +11,7 @@ from drivetrain.cli.compose import loader, session
 from drivetrain.cli.help import top_level_keys
 from drivetrain.cli.options import JobOptions
 from drivetrain.folders import folder
+from tests.patience import LIMIT
 
 WITHOUT_TORCH = """
 import sys
@@ -23,7 +24,7 @@ assert "torch" not in sys.modules, "torch was imported"
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), (["strategy=nothing"], 2), (["devices=0"], 2)])
 def test_help_and_refusals_import_no_torch(argv: list[str], code: int, tmp_path: Path) -> None:
     script = WITHOUT_TORCH.format(argv=argv, code=code)
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=LIMIT)
 
 
 def test_help_names_every_choice_and_key(strangers: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from drivetrain import checkpoint
 from tests.launch.programs import all_gone, descendants
+from tests.patience import GONE, LIMIT
 
 WORDS = ["recipe=none", "model=tiny", "data=tiny", "callbacks=none", "logger=none", "precision=64-true", "task=fit"]
 WORDS += ["strategy=ring", "devices=2", "trainer.max_epochs=100000", "trainer.log_every_n_steps=1", "hydra.run.dir=run"]
@@ -73,7 +74,7 @@ def test_interrupted_and_gone_on_twice(tmp_path: Path, repository: Path) -> None
     for signum, resume in ((signal.SIGINT, "null"), (signal.SIGTERM, "run")):
         with _started(tmp_path, repository, f"resume={resume}") as process:
             began = time.time()
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + LIMIT
             while not _saves(tmp_path, began):
                 assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.2)
@@ -83,9 +84,9 @@ def test_interrupted_and_gone_on_twice(tmp_path: Path, repository: Path) -> None
                 os.killpg(process.pid, signum)
             else:
                 process.send_signal(signum)
-            told, _ = process.communicate(timeout=30)
+            told, _ = process.communicate(timeout=LIMIT)
             assert process.returncode == 128 + signum, told
-            assert all_gone(below, 1.0)
+            assert all_gone(below, GONE)
         record = json.loads((tmp_path / "run" / "run.json").read_text())
         assert record["status"] == "interrupted"
         saved = _steps(tmp_path)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import LIMIT
+
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
 def test_mpirun_trains(home: Path, repository: Path) -> None:
@@ -24,7 +26,7 @@ def test_mpirun_trains(home: Path, repository: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(repository), "TORCHINDUCTOR_CACHE_DIR": str(home / "inductor")},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

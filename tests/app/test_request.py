@@ -27,6 +27,8 @@ BAD = [
     ("strategy=mine strategy.rounds=few", ["strategy.rounds=few", "whole number"]),
     ("trainer.max_epoch=3", ["trainer.max_epoch", "'max_epochs'"]),
     ("+trainer.max_epoch=3", ["trainer.max_epoch", "'max_epochs'"]),
+    ("+trainr.max_epochs=3", ["'trainr'", "'trainer'"]),
+    ("+lr=3 optimizer.lr=0.1", ["'lr'", "${lr}"]),
     ("trainer.max_epochs=many", ["trainer.max_epochs=many", "whole number"]),
     ("trainer.max_epochs=-2", ["trainer.max_epochs=-2", "at least 0"]),
     ("trainer.limit_train_batches=-1", ["limit_train_batches=-1", "at least 0"]),

@@ -106,17 +106,27 @@ def test_parts_by_name_target_and_with_what_is_missing() -> None:
 
 @pytest.mark.parametrize(
     ("word", "reason"),
-    [("optimizer.lr=fast", "not supported between instances"), ("optimizer.lr=-1", "Invalid learning rate: -1")],
+    [
+        ("optimizer.lr=fast", "not supported between instances"),
+        ("optimizer.lr=-1", "Invalid learning rate: -1"),
+        ("optimizer.nesterov=perhaps", "nesterov must be true or false"),
+    ],
 )
 def test_what_an_optimizer_refuses_is_one_sentence(
     tiny: list[str], word: str, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run([*tiny, "strategy=ddp", "optimizer=sgd", word, "hydra.run.dir=refused"]) == 2
     told = capfd.readouterr().err
-    assert told.startswith(f"error: optimizer ({word.partition('.')[2]}")
+    assert told.startswith("error: optimizer (") and word.partition(".")[2] in told
     assert reason in told
     assert "Traceback" not in told
     assert run_of("refused")["status"] == "failed"
+
+
+def test_what_lbfgs_refuses_is_known_before_the_first_step() -> None:
+    with pytest.raises(ConfigurationError, match=r"optimizer \(.*line_search_fn=foo.*only 'strong_wolfe' is supported"):
+        worker._Part.of(partial(torch.optim.LBFGS, line_search_fn="foo"), "optimizer")([torch.zeros(1)])
+    worker._Part.of(partial(torch.optim.LBFGS, line_search_fn="strong_wolfe"), "optimizer")([torch.zeros(1)])
 
 
 def test_what_a_scheduler_refuses_is_known_before_the_first_epoch(

@@ -7,7 +7,7 @@ import contextlib
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,61 +18,55 @@ from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.bench import overhead
 
 
-def spin(seconds_a_step: float) -> overhead.Contestant:
-    """A contestant that costs a known CPU time per step."""
-
-    def run(data: overhead.Batches) -> float:
-        began = time.process_time()
-        for _ in data:
-            until = time.process_time() + seconds_a_step
-            while time.process_time() < until:
-                pass
-        return time.process_time() - began
-
-    return run
+def spin(batches: Sequence[overhead.Batch], seconds_a_step: float) -> float:
+    """A loop that costs a known CPU time per step."""
+    began = time.process_time()
+    for _ in batches:
+        until = time.process_time() + seconds_a_step
+        while time.process_time() < until:
+            pass
+    return time.process_time() - began
 
 
-def test_a_known_cost_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overhead, "hand_written", spin(0.5e-3))
-    [result] = overhead.compare({"twice": spin(1e-3)}, steps=40, pairs=3)
+def test_a_known_cost_is_measured_by_turns() -> None:
+    turns: list[int] = []
+
+    def by_hand(batches: Sequence[overhead.Batch]) -> float:
+        turns.append(len(batches))
+        return spin(batches, 0.5e-3)
+
+    def twice(data: overhead.Batches) -> tuple[float, float]:
+        pair = overhead.Pair(data.batches, by_hand)
+        spin(data.batches, 1e-3)  # not yet
+        pair.start()
+        for done in (15, 30, 40):
+            spin(data.batches[:15] if done < 40 else data.batches[:10], 1e-3)
+            pair.turn(done)
+        return pair.seconds
+
+    [result] = overhead.compare({"twice": twice}, steps=40, pairs=3)
     assert result.name == "twice"
-    assert 1000 <= result.microseconds < 1500
+    assert turns == [15, 5, 0, *[15, 15, 10] * 3]  # the first is the warm-up
+    assert 1000 <= result.microseconds < 1500 and 500 <= result.loop_microseconds < 750
     assert 1.5 < result.ratio < 2.5
     assert len(result.ratios) == 3
 
 
-def test_the_number_of_threads_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_is_given_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     seen: list[int] = []
 
-    def look(data: overhead.Batches) -> float:
+    def look(data: overhead.Batches) -> tuple[float, float]:
         seen.append(torch.get_num_threads())
-        return 1.0
+        return 1.0, 1.0
 
-    monkeypatch.setattr(overhead, "hand_written", look)
     try:
         overhead.compare({"look": look}, steps=1, pairs=1)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
-
-
-def test_both_orders_of_a_pair_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    def note(name: str) -> overhead.Contestant:
-        def run(data: overhead.Batches) -> float:
-            if len(data) == 3:
-                order.append(name)
-            return 1.0
-
-        return run
-
-    monkeypatch.setattr(overhead, "hand_written", note("loop"))
-    overhead.compare({"a": note("a"), "b": note("b")}, steps=3, pairs=2)
-    assert order == ["loop", "a", "loop", "b", "a", "loop", "b", "loop"]
 
 
 def test_a_framework_that_is_not_installed_is_named_and_left_out(
@@ -95,14 +89,14 @@ def test_a_framework_that_is_not_installed_is_named_and_left_out(
 def trainer_outcome() -> tuple[int, str]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        code = overhead.main(["--only", "trainer", "trainer-log", "--steps", "30", "--pairs", "1", "--json"])
+        code = overhead.main(["--only", "trainer", "trainer-log", "--steps", "60", "--pairs", "1", "--json"])
     return code, printed.getvalue()
 
 
 def test_the_trainer_is_measured_with_and_without_logging(run_alone: Callable[..., Any]) -> None:
     code, printed = run_alone(trainer_outcome)
     outcome = json.loads(printed)
-    assert (code, outcome["steps"], outcome["pairs"], outcome["left_out"]) == (0, 30, 1, {})
+    assert (code, outcome["steps"], outcome["pairs"], outcome["left_out"]) == (0, 60, 1, {})
     assert [result["name"] for result in outcome["results"]] == ["trainer", "trainer-log"]
     assert all(result["microseconds"] > 0 and result["ratio"] > 0 for result in outcome["results"])
 

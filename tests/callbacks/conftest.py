@@ -72,6 +72,7 @@ class FakeTrainer:
     agreed_seconds: float = 0.0
     last_batch_size: int = 8
     between_steps: bool = True
+    meanings: Meanings = OWN
     communicator: Ranks = field(default_factory=Ranks)
     callback_metrics: dict[str, torch.Tensor] = field(default_factory=dict)
     progress_bar_metrics: dict[str, torch.Tensor] = field(default_factory=dict)

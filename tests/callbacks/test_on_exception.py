@@ -19,9 +19,8 @@ from drivetrain.checkpoint import layout
 from drivetrain.errors import ConfigurationError, WorkerError
 from drivetrain_plugins.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
 from tests.callbacks.test_as_lightning import fit
+from tests.patience import SOON
 from tests.runs import QUIET, Classifier, loader
-
-SOON = 20.0  # seconds; a collective that waits for a dead rank would take minutes
 
 
 class Fault(Exception):

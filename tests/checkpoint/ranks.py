@@ -17,6 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch reads it: forking after a mu
 import torch
 import torch.distributed as dist
 
+from tests.patience import LIMIT
+
 torch.set_num_threads(1)
 
 
@@ -39,7 +41,7 @@ class GlooCommunicator:
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
 
-def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = LIMIT) -> list[Any]:
     """Run ``fn(rank, world_size, *args)`` on ``world_size`` ranks and return what each gave (JSON data)."""
     with tempfile.TemporaryDirectory() as folder:
         pids = []

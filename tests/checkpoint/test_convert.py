@@ -228,7 +228,7 @@ NESTED = st.recursive(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(NESTED)
 def test_any_nesting_of_plain_data_comes_back(value: Any) -> None:
     assert through_file(value) == value

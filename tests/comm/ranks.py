@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm.communicator import Communicator
+from tests.patience import GONE, LIMIT
 
 # Forked children of a parent whose intra-op pool has started hang at their first parallel operation.
 torch.set_num_threads(1)
 
 
-def run(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60.0) -> list[Any]:
+def run(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = LIMIT) -> list[Any]:
     """``fn(communicator, *args)`` on ``world_size`` ranks; the results in rank order.
 
     Raises:
@@ -46,7 +47,7 @@ def run(fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 60
         return _collect([receiver for receiver, _ in pipes], time.monotonic() + timeout)
     finally:
         for worker in workers:
-            worker.join(2)
+            worker.join(GONE)
             if worker.is_alive():
                 worker.kill()
                 worker.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from drivetrain.comm.bucket_hook import BucketTransform, ScheduledAllReduce
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.topologies.ring import ring
+from tests.patience import SOON
 
 
 class Boom(Exception):
@@ -72,37 +74,50 @@ def test_same_gradients_as_default_and_serial_mean(world_size: int) -> None:
         assert bits == results[0][3]
 
 
-class Slow(torch.autograd.Function):
-    """Identity whose backward takes a while, as that of a large layer would."""
+class Held(torch.autograd.Function):
+    """Identity whose backward calls ``until`` first."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(context: Any, x: torch.Tensor, until: Callable[[], None]) -> torch.Tensor:
+        context.until = until
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.05)
-        return gradient
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.until()
+        return gradient, None
 
 
-class SlowNetwork(nn.Module):
+class HeldNetwork(nn.Module):
+    """The backward of its first layer, which comes last, waits for ``until``."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(64, 64).double() for _ in range(4))
+        self.until: Callable[[], None] = lambda: None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = Slow.apply(layer(x))
+        x = Held.apply(self.layers[0](x), self.until)
+        for layer in list(self.layers)[1:]:
+            x = layer(x)
         return x
 
 
 def overlap(comm: Communicator) -> tuple[list[int], float, float]:
-    model = DistributedDataParallel(SlowNetwork(), bucket_cap_mb=0.02)
+    network = HeldNetwork()
+    model = DistributedDataParallel(network, bucket_cap_mb=0.02)
     with ScheduledAllReduce(ring(comm.world_size), comm, trace=True) as hook:
         model.register_comm_hook(hook, ScheduledAllReduce.hook)
         backward(model, comm.rank, 0)
         assert hook.trace is not None
         hook.trace.clear()
+        trace, deadline = hook.trace, time.monotonic() + SOON
+
+        def until() -> None:
+            while not any(event.what == "started" for event in trace) and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+        network.until = until
         backward(model, comm.rank, 1)
         times = {(event.bucket, event.what): event.seconds for event in hook.trace}
     order = [event.bucket for event in hook.trace if event.what == "started"]
@@ -112,7 +127,7 @@ def overlap(comm: Communicator) -> tuple[list[int], float, float]:
 def test_first_bucket_is_under_way_before_the_last_is_ready() -> None:
     for order, first_started, last_ready in ranks.run(overlap, 2):
         assert order == sorted(order) and len(order) >= 3
-        assert first_started < last_ready - 0.05
+        assert first_started < last_ready
 
 
 def fail_in_thread(comm: Communicator) -> tuple[str, str, float, bool, str]:
@@ -137,10 +152,8 @@ def fail_in_thread(comm: Communicator) -> tuple[str, str, float, bool, str]:
 
 
 def test_error_in_the_thread_surfaces_with_its_type_and_ends_fast() -> None:
-    started = time.monotonic()
     for _, message, seconds, alive, name in ranks.run(fail_in_thread, 2):
-        assert message == "no room" and seconds < 2 and not alive and "gradient buckets" in name
-    assert time.monotonic() - started < 10
+        assert message == "no room" and seconds < SOON and not alive and "gradient buckets" in name
 
 
 def peer_never_comes(comm: Communicator) -> tuple[float, bool, str, float]:
@@ -165,7 +178,7 @@ def peer_never_comes(comm: Communicator) -> tuple[float, bool, str, float]:
 def test_close_ends_a_thread_that_waits_for_a_peer(world_size: int) -> None:
     results = ranks.run(peer_never_comes, world_size)
     seconds, _, failed, _ = results[0]
-    assert seconds < 1 and failed == "RuntimeError"
+    assert seconds < SOON and failed == "RuntimeError"
     assert [(alive, total) for _, alive, _, total in results] == [(False, world_size)] * world_size
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from drivetrain.comm.__main__ import main
-from drivetrain.comm.calibration import Calibration, Curve, made_for, place, stored
+from drivetrain.comm.calibration import Calibration, Curve, place, stored
 from drivetrain.comm.cost import CostModel, Link, predict
+from drivetrain.comm.schedules import make
 from drivetrain.errors import ConfigurationError
 
 MODEL = CostModel(Link(50e-6, 1e-9), Link(20e-6, 0.5e-9), 0.1e-9)
@@ -20,7 +21,7 @@ WORLDS = ((2,), (4,), (2, 2))
 
 
 def times(name: str, hosts: tuple[int, ...], model: CostModel = MODEL) -> dict[float, float]:
-    return {size: predict(made_for(name, hosts), size, model, hosts) for size in SIZES}
+    return {size: predict(make(name, sum(hosts), hosts), size, model, hosts) for size in SIZES}
 
 
 def calibration(native: float = 1.0) -> Calibration:
@@ -36,7 +37,7 @@ def test_a_machine_that_is_as_the_model_is_found_again() -> None:
     for name in (*NAMES, "hierarchical"):
         for hosts in (*WORLDS, (3,), (4, 4)):  # the last two, and hierarchical, were not measured
             for size in (*SIZES, 2e4, 1e9):
-                expected = predict(made_for(name, hosts), size, MODEL, hosts)
+                expected = predict(make(name, sum(hosts), hosts), size, MODEL, hosts)
                 assert made.predict(name, size, hosts) == pytest.approx(expected, rel=1e-6), (name, hosts, size)
 
 

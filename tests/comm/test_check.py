@@ -57,7 +57,7 @@ def with_round(schedule: Schedule, number: int, transfers: tuple[Transfer, ...])
     return Schedule.of_transfers(schedule.name, schedule.world_size, schedule.chunks, rounds, schedule.phases)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(places())
 def test_duplicated_transfer_is_named(place: tuple[Schedule, int, int]) -> None:
     schedule, number, index = place
@@ -85,7 +85,7 @@ def test_topologies_are_found_by_name() -> None:
     assert topology("ring") is ring
     with pytest.raises(ConfigurationError, match="did you mean 'ring'"):
         topology("rings")
-    with pytest.raises(ConfigurationError, match="at least one rank"):
+    with pytest.raises(ConfigurationError, match="world_size=0 of a ring is too small: pass 1 or more"):
         ring(0)
 
 

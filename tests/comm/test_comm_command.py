@@ -69,6 +69,30 @@ def test_scale_prints_and_plots(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "has no folder" in capsys.readouterr().err
 
 
+def test_scale_plots_beside_what_is_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    words = ["scale", "--workers", "4", "--size", "1MB", *FABRIC]
+    (tmp_path / "scale-1MB.png").write_text("mine")
+    assert main(words) == 0
+    assert capsys.readouterr().out.endswith("plot: scale-1MB-2.png\n")
+    assert (tmp_path / "scale-1MB-2.png").read_bytes()[:4] == b"\x89PNG"
+    for more in (["--no-plot"], ["--json"]):
+        assert main([*words, *more]) == 0
+    assert main([*words, "--json", "--plot", "asked.png"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "plot: asked.png\n" and captured.out.rstrip().endswith("}")
+    assert {path.name for path in tmp_path.iterdir()} == {"scale-1MB.png", "scale-1MB-2.png", "asked.png"}
+    assert (tmp_path / "scale-1MB.png").read_text() == "mine"
+    monkeypatch.setattr("drivetrain.comm.command.find_spec", lambda name: None)
+    assert main(words) == 0
+    assert capsys.readouterr().err == "no plot: matplotlib is not installed\n"
+    assert main([*words, "--plot", "asked.png"]) == 2
+    assert "install drivetrain[docs]" in capsys.readouterr().err
+
+
 def test_scale_takes_a_calibrated_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     CostModel(Link(1e-3, 1e-9)).save(tmp_path / "model.json")
     words = ["scale", "--workers", "4", "--size", "1MB", "--topologies", "ring", "--json"]
@@ -98,8 +122,11 @@ BLOCKS = re.findall(
 
 @pytest.mark.parametrize(("words", "shown"), [block for block in BLOCKS if not block[0].startswith("verify")])
 def test_the_documentation_shows_what_commands_print(
-    words: str, shown: str, capsys: pytest.CaptureFixture[str]
+    words: str, shown: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if words.startswith("scale"):
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
     assert main(words.split()) == 0
     printed = [line.rstrip() for line in capsys.readouterr().out.strip("\n").splitlines()]
     assert printed == shown.splitlines()
@@ -137,6 +164,7 @@ def test_the_documentation_runs() -> None:
         ("scale --workers 8 --size 1 --bandwidth 1Gbps --latency 1us", "'1' has no unit"),
         ("scale --workers 8 --size 1MB --bandwidth 1Gbps --latency 1us --per-host 0", "pass 1 or more"),
         ("scale --workers 8 --size 1MB --bandwidth 1Gbps --latency 1us --topologies star", "no topology 'star'"),
+        ("scale --workers 8 --size 1MB --bandwidth 1Gbps --latency 1us --plot x.png --no-plot", "not allowed with"),
         ("scale --workers 8 --size 1MB --model /none.json", "cannot read a cost model"),
         ("draw rang", "did you mean 'ring'"),
         ("draw ring --workers 65", "cannot be drawn legibly"),

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.comm import plans, schedules
+from drivetrain.comm.arguments import OPS
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.execute import OPS, Executor, run
+from drivetrain.comm.execute import Executor, run, second_group
 from drivetrain.comm.program import compile_program, exchanges
 from drivetrain.comm.schedule import Schedule, Transfer
 from drivetrain.comm.schedules import chain, halving_doubling, hierarchical, recursive_doubling, ring, tree
@@ -171,12 +172,16 @@ def device_plans(comm: Communicator) -> None:
     """What runs on GPUs is made of calls that Gloo has too, so its logic is tested here on the CPU."""
     n, group = comm.world_size, comm.group
     assert group is not None
-    grids = {2: [[2]], 3: [[3]], 4: [[4], [2, 2]], 6: [[3, 2]]}[n]
+    grids = {2: [[2]], 3: [[3]], 4: [[4], [2, 2]], 5: [[5]], 6: [[3, 2]]}[n]
     meetings = [Executor(hierarchical(n, levels=levels), comm)._meet(levels) for levels in grids]
     meetings.append(([group], [comm.rank]))
-    for size in (1, 4 * n, 1001):
+    second = second_group(comm)
+    for size in (1, n - 1, 4 * n, 1001):
         parts = [contribution(rank, size, torch.float64) for rank in range(n)]
         made = [("native", plans.native_plan(*met, group, parts[0], "sum")) for met in meetings]
+        for count in (1, 2, 3, 7, 2000):
+            overlapped = plans.overlapped_plan(group, second, parts[0], "sum", count)
+            made.append((f"ring in {count} parts", overlapped))
         for schedule in topologies(n) + ([halving()] if n == 4 else []):
             made.append((schedule.name, plans.batched_plan(schedule, comm.rank, group, parts[0], "sum")))
         for name, plan in made:
@@ -184,10 +189,29 @@ def device_plans(comm: Communicator) -> None:
                 tensor = parts[comm.rank].clone()
                 plan(tensor)
                 assert torch.allclose(tensor, torch.stack(parts).sum(0), rtol=1e-14, atol=1e-14), (name, size)
+                if name.startswith("ring in"):
+                    same = comm.all_gather(tensor)
+                    assert all(torch.equal(each, same[0]) for each in same), (name, size)
+    overlapped_operations(comm)
+    assert second_group(comm) is second
     other_kinds(comm)
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
+def overlapped_operations(comm: Communicator) -> None:
+    """A ring in segments with every op and dtype of a device, the same bits as in one piece where the order is one."""
+    assert comm.group is not None
+    executor = Executor(ring(comm.world_size, 4), comm)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64):
+        for op in plans.COMBINE:
+            parts = [contribution(rank, 999, dtype) for rank in range(comm.world_size)]
+            tensor = parts[comm.rank].clone()
+            executor._device_plan(comm.group, tensor, op)(tensor)
+            check_result(tensor, parts, op)
+            same = comm.all_gather(tensor)
+            assert all(torch.equal(each, same[0]) for each in same), (dtype, op)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 6])
 def test_plans_for_devices_and_other_kinds(world_size: int) -> None:
     ranks.run(device_plans, world_size)
 
@@ -198,6 +222,15 @@ def test_what_a_transport_runs_by_itself() -> None:
     assert plans.native_levels(hierarchical(8, levels=[2, 1, 4])) == [2, 1, 4]
     for schedule in (ring(4, segments=2), ring(4, kind="all_gather"), tree(4), uneven(), hierarchical(5, [2, 3])):
         assert plans.native_levels(schedule) is None
+
+
+def test_in_how_many_parts_a_ring_runs() -> None:
+    assert [plans.ring_parts(ring(4, segments)) for segments in (1, 2, 5)] == [1, 2, 5]
+    for schedule in (ring(4, kind="all_gather"), tree(4), hierarchical(4), Schedule("ring", 2, 1, ())):
+        assert plans.ring_parts(schedule) is None
+    assert plans.aligned_cuts(1000, 3, 32) == [0, 320, 640, 1000]
+    assert plans.aligned_cuts(3, 5, 1) == [0, 1, 2, 3] and plans.aligned_cuts(3, 5, 4) == [0, 3]
+    assert plans.aligned_cuts(0, 2, 1) == [0]
 
 
 def test_refuses_what_it_cannot_run() -> None:
@@ -222,7 +255,7 @@ def small_schedules() -> st.SearchStrategy[Schedule]:
     return st.one_of(*made, st.sampled_from([halving(), uneven(), both_ways(3)]))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(schedule=small_schedules(), numel=st.integers(0, 40), segment=st.integers(1, 12), data=st.data())
 def test_programs_sum_in_any_interleaving(schedule: Schedule, numel: int, segment: int, data: st.DataObject) -> None:
     """Programs played on one machine in an arbitrary order, on unbuffered channels, neither stop nor err."""

@@ -94,7 +94,7 @@ def rebuilt(schedule: Schedule, rounds: Rounds) -> Schedule:
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(mutated())
 def test_a_mutation_is_refused_exactly_where_it_does_harm(mutation: tuple[Schedule, Rounds]) -> None:
     schedule, rounds = mutation
@@ -112,7 +112,7 @@ def test_the_model_accepts_what_is_right() -> None:
         assert harmless(schedule, [list(each.transfers()) for each in schedule.rounds])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(mutated(), st.booleans())
 def test_a_side_that_differs_from_the_other_is_refused(mutation: tuple[Schedule, Rounds], senders: bool) -> None:
     """Only senders, or only receivers, follow the mutated rounds: the check says so, and so does playing it."""

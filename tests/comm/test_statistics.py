@@ -22,6 +22,7 @@ from drivetrain.comm.world import join_world
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import destroy_process_group
 from drivetrain_plugins.bench import profiling
+from tests.patience import LIMIT
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -142,7 +143,7 @@ def test_names_load_torch_when_they_are_used() -> None:
         "import sys, drivetrain.comm, drivetrain.comm.phase, drivetrain.comm.statistics, drivetrain.comm.failures\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)
     import drivetrain.comm
 
     assert drivetrain.comm.Communicator is Communicator and "join_world" in dir(drivetrain.comm)

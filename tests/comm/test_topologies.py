@@ -134,12 +134,12 @@ def refused(make: object, *arguments: object, **named: object) -> str:
 
 def test_what_cannot_be_made() -> None:
     for make in (ring, tree, double_tree, chain, recursive_doubling, halving_doubling, hierarchical):
-        assert "at least one rank, got world_size=0" in refused(make, 0)
-    assert "no kind 'gather'" in refused(ring, 4, kind="gather")
+        assert "world_size=0 of a " in refused(make, 0)
+    assert "no ring of kind 'gather': did you mean 'all_gather'" in refused(ring, 4, kind="gather")
     assert "root=4 is no rank of 4" in refused(tree, 4, root=4)
-    assert "at least one segment" in refused(ring, 4, 0)
-    assert "at least one segment" in refused(chain, 4, segments=0)
-    assert "at least one segment" in refused(double_tree, 4, segments=0)
+    assert "segments=0 of a ring is too small: pass 1 or more" in refused(ring, 4, 0)
+    assert "segments=0 of a chain" in refused(chain, 4, segments=0)
+    assert "segments=0 of a double tree" in refused(double_tree, 4, segments=0)
     assert "do not add up to world_size=7" in refused(hierarchical, 7, hosts=[4, 4])
     assert "do not add up" in refused(hierarchical, 4, hosts=[4, 0])
     assert "do not multiply to world_size=7" in refused(hierarchical, 7, levels=[2, 4])

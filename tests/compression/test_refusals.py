@@ -22,6 +22,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.folders import folder
 from tests.compression.test_compressors import LOSSY
 from tests.compression.test_runs import Watch
+from tests.patience import LIMIT
 from tests.runs import QUIET, Classifier, difference, loader, train
 
 BAD: list[tuple[Any, list[str]]] = [
@@ -86,7 +87,7 @@ def test_declarations_import_no_torch() -> None:
         "for name in registry.names('compressors'): registry.load('compressors', name)\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ import pytest
 from drivetrain import checkpoint
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
+from tests.patience import GONE, LIMIT, SOON
 from tests.resume.runs import assert_same
-
-WITHIN = 5.0
 
 
 def _go_on(folder: Path, strategy: str, devices: int) -> None:
@@ -36,10 +35,10 @@ def _stopped(folder: Path, signum: int, moment: str, step: int, strategy: str, d
         os.killpg(
             process.pid, signum
         )  # workers have groups of their own, so a terminal's Ctrl-C reaches the parent only
-        process.join(WITHIN + 5)
-        assert time.monotonic() - began < WITHIN
+        process.join(LIMIT)
+        assert time.monotonic() - began < SOON
         assert process.exitcode == 128 + signum
-        assert all_gone(below, 1.0)
+        assert all_gone(below, GONE)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_killed_at_random_moments(strategy: str, devices: int, tmp_path: Path) -
             below = descendants(process.pid)
             process.kill()
             process.join()
-            assert all_gone(below, 3.0)
+            assert all_gone(below, GONE)
         if (killed / "end.ckpt").exists():
             break
     train(killed, strategy, devices, resume="auto")

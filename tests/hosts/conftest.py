@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain_plugins.bench.namespaces import Host, LinkedHosts, unavailable
+from tests.patience import LIMIT
 
 Run = Callable[[LinkedHosts, Callable[[int, Host], list[str]]], list[str]]
 
@@ -37,7 +38,7 @@ def on_both(possible: None, repository: Path, tmp_path: Path) -> Run:
             host.start([sys.executable, *words(number, host)], own, tmp_path, stdout=log, stderr=subprocess.STDOUT)
             for number, (host, log) in enumerate(zip(hosts.hosts, logs, strict=True))
         ]
-        codes = [process.wait(timeout=240) for process in started]
+        codes = [process.wait(timeout=LIMIT) for process in started]
         printed = []
         for log in logs:
             log.seek(0)

@@ -16,6 +16,7 @@ from drivetrain.compare import compare
 from drivetrain.launch.temporary import remove_stale
 from drivetrain_plugins.bench.namespaces import SUBNET, Host, LinkedHosts
 from tests.hosts.conftest import Run
+from tests.patience import LIMIT, SOON
 
 WORDS = ["recipe=none", "model=tiny", "data=tiny", "callbacks=none", "logger=none", "precision=64-true"]
 PORT = 29511
@@ -133,11 +134,11 @@ def test_a_cut_link_is_noticed_though_no_connection_closes(possible: None, repos
             words = [sys.executable, "script.py", str(number), hosts[0].address, str(PORT)]
             host.start(words, {**os.environ, "PYTHONPATH": str(repository)}, tmp_path, stdout=log, stderr=log)
         second = hosts[1].started[0]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT
         while log_file.read_text().count("waiting") < 2:
             assert time.monotonic() < deadline, log_file.read_text()
             time.sleep(0.05)
         hosts[1].cut()
-        assert second.wait(timeout=15) == 0
+        assert second.wait(timeout=SOON) == 0
     assert f"ended: the first node of the job at {SUBNET}.1:{PORT} is gone" in log_file.read_text()
     remove_stale()  # the first launcher was killed and left its folder; the next start clears it

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from drivetrain.errors import DrivetrainError
+from tests.patience import LIMIT
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def forked(program: Callable[..., Any], *arguments: Any) -> Iterator[BaseProcess
         process.close()
 
 
-def run(text: str, folder: Path, *launcher: str, timeout: float = 90.0, **changes: str | None) -> tuple[int, str, str]:
+def run(text: str, folder: Path, *launcher: str, timeout: float = LIMIT, **changes: str | None) -> tuple[int, str, str]:
     """Run the program ``text`` with a fresh Python, under ``launcher`` if given; exit code, standard output and error.
 
     ``changes`` are environment variables, ``None`` removes one.
@@ -73,7 +74,7 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def wait_for(*paths: Path, seconds: float = 20.0) -> None:
+def wait_for(*paths: Path, seconds: float = LIMIT) -> None:
     """Until all ``paths`` are there."""
     deadline = time.monotonic() + seconds
     while not all(path.exists() for path in paths):

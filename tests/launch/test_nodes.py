@@ -17,11 +17,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, destroy_process_group, init_process_group, launch
 from drivetrain.launch.temporary import remove_stale
 from tests.launch import programs
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+from tests.patience import LIMIT, SOON
+from tests.ports import free_port
 
 
 def _add(job: Job, payload: dict[str, Any]) -> list[Any]:
@@ -43,32 +40,32 @@ def _add(job: Job, payload: dict[str, Any]) -> list[Any]:
 def _node(folder: Path, node_rank: int, port: int, payload: dict[str, Any], restarts: int = 0) -> None:
     workers = 2 if node_rank == 0 else 1
     values = launch(_add, payload, workers=workers, num_nodes=2, node_rank=node_rank, master_port=port,
-                    max_restarts=restarts, start_timeout=20.0)  # fmt: skip
+                    max_restarts=restarts, start_timeout=LIMIT)  # fmt: skip
     (folder / f"values_{node_rank}").write_text(repr(values))
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_two_nodes_of_unequal_size(slow: int, tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     with programs.forked(_node, tmp_path, 1, port, {"slow": slow}) as second:
         time.sleep(0.3)  # the second is there before the first
         with programs.forked(_node, tmp_path, 0, port, {"slow": slow}) as first:
-            first.join(20)
-            second.join(20)
+            first.join(LIMIT)
+            second.join(LIMIT)
             assert (first.exitcode, second.exitcode) == (0, 0)
     assert (tmp_path / "values_0").read_text() == "{0: [3.0, 0, 0, 0, 2, 3, 0], 1: [3.0, 1, 1, 0, 2, 3, 0]}"
     assert (tmp_path / "values_1").read_text() == "{2: [3.0, 2, 0, 1, 2, 3, 0]}"
 
 
 def test_restart_on_both_nodes(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     payload = {"fail_until": 1}
     with (
         programs.forked(_node, tmp_path, 0, port, payload, 1) as first,
         programs.forked(_node, tmp_path, 1, port, payload, 1) as second,
     ):
-        first.join(30)
-        second.join(30)
+        first.join(LIMIT)
+        second.join(LIMIT)
         assert (first.exitcode, second.exitcode) == (0, 0)
     assert (tmp_path / "values_1").read_text() == "{2: [3.0, 2, 0, 1, 2, 3, 1]}"
 
@@ -77,22 +74,22 @@ def test_restart_on_both_nodes(tmp_path: Path) -> None:
 def test_failure_on_one_node_ends_the_other_and_is_told(
     asleep: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    port = _free_port()
+    port = free_port()
     payload = {"fail_until": 9, "asleep": asleep}
     start = time.monotonic()
     with (
         programs.forked(_node, tmp_path, 0, port, payload) as first,
         programs.forked(_node, tmp_path, 1, port, payload) as second,
     ):
-        first.join(10)
-        second.join(10)
+        first.join(SOON)
+        second.join(SOON)
         assert (first.exitcode, second.exitcode) == (1, 1)
-    assert time.monotonic() - start < 7.0
+    assert time.monotonic() - start < 2 * SOON
     assert capfd.readouterr().out.count("rank 2 failed: ValueError: attempt 0\n") == 2
 
 
 def test_death_of_the_first_launcher_ends_the_second(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     payload = {"fail_until": 0, "asleep": True}
     with (
         programs.forked(_node, tmp_path, 0, port, payload) as first,
@@ -100,18 +97,18 @@ def test_death_of_the_first_launcher_ends_the_second(tmp_path: Path) -> None:
     ):
         assert first.pid is not None
         assert second.pid is not None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LIMIT
         while len(programs.descendants(first.pid)) < 2 or len(programs.descendants(second.pid)) < 1:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         os.kill(first.pid, signal.SIGKILL)
-        second.join(6)
+        second.join(SOON)
         assert second.exitcode == 1
     remove_stale()  # a killed launcher cannot clear its folder; the next start does
 
 
 def test_absent_nodes_are_named() -> None:
-    port = _free_port()
+    port = free_port()
     with pytest.raises(ConfigurationError) as alone:
         launch(_add, {}, workers=1, num_nodes=2, node_rank=0, master_port=port, start_timeout=0.5)
     assert f"waited 0.5 s at 127.0.0.1:{port} for node 1 of 2" in str(alone.value)
@@ -126,4 +123,4 @@ def test_a_stranger_on_the_port_is_named() -> None:
         start = time.monotonic()
         with pytest.raises(ConfigurationError, match="no store of this job"):
             launch(_add, {}, workers=1, num_nodes=2, node_rank=1, master_port=port, start_timeout=1.0)
-        assert time.monotonic() - start < 4.0
+        assert time.monotonic() - start < SOON

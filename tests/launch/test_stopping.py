@@ -14,6 +14,7 @@ from drivetrain.errors import Interrupted
 from drivetrain.launch import Job, launch, pending
 from drivetrain.launch.temporary import remove_stale
 from tests.launch import programs
+from tests.patience import GONE, SOON
 
 
 def _until_told(job: Job, payload: dict[str, Any]) -> None:
@@ -39,13 +40,13 @@ def _ready(folder: Path) -> None:
 @pytest.mark.parametrize("how", ["raise", "return"])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_workers_save_and_all_end(signum: signal.Signals, code: int, how: str, tmp_path: Path) -> None:
-    with programs.forked(_program, tmp_path, how, 4.0) as process:
+    with programs.forked(_program, tmp_path, how, SOON) as process:
         assert process.pid is not None
         _ready(tmp_path)
         workers = programs.descendants(process.pid)
         assert len(workers) == 2
         os.kill(process.pid, signum)
-        process.join(5.0)
+        process.join(SOON)
         assert process.exitcode == code
         assert programs.all_gone(workers, 0.0)
     assert {path.name: path.read_text() for path in tmp_path.glob("saved_*")} == {
@@ -55,11 +56,11 @@ def test_workers_save_and_all_end(signum: signal.Signals, code: int, how: str, t
 
 
 def test_control_c_reaches_the_whole_group(tmp_path: Path) -> None:
-    with programs.forked(_program, tmp_path, "raise", 4.0) as process:
+    with programs.forked(_program, tmp_path, "raise", SOON) as process:
         assert process.pid is not None
         _ready(tmp_path)
         os.killpg(process.pid, signal.SIGINT)
-        process.join(5.0)
+        process.join(SOON)
         assert process.exitcode == 130
     assert len(list(tmp_path.glob("saved_*"))) == 2
 
@@ -71,9 +72,9 @@ def test_deaf_workers_have_their_grace_only(tmp_path: Path) -> None:
         workers = programs.descendants(process.pid)
         start = time.monotonic()
         os.kill(process.pid, signal.SIGTERM)
-        process.join(5.0)
+        process.join(SOON)
         assert process.exitcode == 143
-        assert 0.9 < time.monotonic() - start < 3.0
+        assert 0.9 < time.monotonic() - start < SOON
         assert programs.all_gone(workers, 0.0)
 
 
@@ -85,17 +86,16 @@ def test_second_control_c_waits_for_nobody(tmp_path: Path) -> None:
         time.sleep(0.3)
         assert process.is_alive()
         os.kill(process.pid, signal.SIGINT)
-        process.join(3.0)
+        process.join(SOON)
         assert process.exitcode == 130
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_workers_die_with_their_launcher(start_method: str, tmp_path: Path) -> None:
-    with programs.forked(_program, tmp_path, "deaf", 4.0, start_method) as process:
+    with programs.forked(_program, tmp_path, "deaf", SOON, start_method) as process:
         assert process.pid is not None
         _ready(tmp_path)
         workers = programs.descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
-        # A forkserver has all of torch to take down before it goes, and they with it.
-        assert programs.all_gone(workers, 1.0 if start_method == "fork" else 5.0)
+        assert programs.all_gone(workers, GONE)
     remove_stale()  # a killed launcher cannot clear its folder; the next start does

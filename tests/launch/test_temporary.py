@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from drivetrain.launch.temporary import temporary_folder
+from drivetrain.launch.temporary import OWNER, temporary_folder
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
+from tests.patience import GONE
 from tests.runs import Classifier
 from tests.runs import train as fit
 
@@ -24,6 +27,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+def wait_for_lock(path: Path) -> None:
+    """Until nobody holds it: of a process that is seen to have ended, a thread may still be on its way out."""
+    deadline = time.monotonic() + GONE
+    with path.open("r+") as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline, f"{path} is still held"
+                time.sleep(0.02)
+
+
 def test_a_killed_launcher_is_cleared_after(tmp_path: Path, place: Path) -> None:
     with forked(train, tmp_path, "ddp", 2, Slow(tmp_path, "train", 1)) as process:
         assert process.pid is not None
@@ -31,7 +46,9 @@ def test_a_killed_launcher_is_cleared_after(tmp_path: Path, place: Path) -> None
         below = descendants(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        assert all_gone(below, 3.0)
+        assert all_gone(below, GONE)
+    for folder in place.glob("drivetrain-*"):
+        wait_for_lock(folder / OWNER)
     assert {path.name.split("-")[1] for path in place.glob("drivetrain-*")} == {"launch", "results"}
     fit(Classifier, "ddp", 2, max_epochs=1)
     assert not list(place.glob("drivetrain-*"))

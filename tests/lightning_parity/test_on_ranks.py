@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tests.distributed import run_ranks
 from tests.lightning_parity import on_ranks
 from tests.lightning_parity.comparison import differences, unexpected
 from tests.lightning_parity.laboratory import run
+from tests.ports import free_port
 
 NAMES = sorted(found.name for found in pkgutil.iter_modules(on_ranks.__path__))
 
@@ -36,8 +36,7 @@ def test_same_figures_on_two_ranks(name: str, tmp_path: Path) -> None:
         dist.destroy_process_group()  # Lightning takes the group that is there, drivetrain makes its own
         return differences(theirs, run(module.project, drivetrain.lightning, tmp_path / "here", **options))
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     found: dict[str, str] = {}
     for rank, lines in enumerate(run_ranks(both, 2)):
         found |= {name: f"rank {rank}: {line}" for name, line in lines.items()}

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 from drivetrain_plugins.loggers.csv import CSVLogger
 from drivetrain_plugins.loggers.parameters import flatten, plain
+from tests.patience import LIMIT
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -116,7 +117,7 @@ def test_holds_no_file_over_a_fork_and_pickles(tmp_path: Path) -> None:
     logger.log_metrics({"a": 1.0}, step=1)
     child = multiprocessing.get_context("fork").Process(target=_log_and_close, args=(logger,))
     child.start()
-    child.join(20)
+    child.join(LIMIT)
     child.kill()
     child.join()
     assert child.exitcode == 0

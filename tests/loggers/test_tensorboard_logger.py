@@ -17,6 +17,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
 from drivetrain_plugins.loggers.tensorboard import TensorBoardLogger
+from tests.patience import LIMIT
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -106,7 +107,7 @@ def test_open_writer_survives_a_fork_and_nothing_is_written_twice(tmp_path: Path
     logger.log_metrics({"loss": 1.0}, step=1)
     child = multiprocessing.get_context("fork").Process(target=_log_and_close, args=(logger,))
     child.start()
-    child.join(20)
+    child.join(LIMIT)
     child.kill()
     child.join()
     assert child.exitcode == 0, "the child did not hang on the parent's writer"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import FIRST, halves
+from tests.patience import LIMIT
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ class Clone:
             env={**inherited, "NOTES": str(self.notes), **environment},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=LIMIT,
             check=False,
         )
         assert (done.returncode == 0) == succeeds, done.stdout + done.stderr

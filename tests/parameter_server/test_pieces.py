@@ -22,7 +22,7 @@ class RowWise(torch.optim.SGD):
     """Of an elementwise class, but who knows."""
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=4), st.integers(0, 10**6), min_size=1, max_size=30), st.integers(1, 5))
 def test_parameters_are_divided_evenly(sizes: dict[str, int], servers: int) -> None:
     tensors = {name: torch.empty(size, device="meta") for name, size in sizes.items()}

@@ -19,6 +19,7 @@ from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener
 from drivetrain_plugins.parameter_server.server import Server
 from drivetrain_plugins.parameter_server.wire import HEADER_LIMIT, Message, decode, encode
+from tests.patience import LIMIT, SOON
 
 
 @contextmanager
@@ -42,9 +43,9 @@ def served(
     finally:
         for client in clients:
             client.goodbye()
-        thread.join(5)
+        thread.join(LIMIT)
         server.stopping = True
-        thread.join(5)
+        thread.join(LIMIT)
         for end in (*clients, listener):
             end.close()
     assert not thread.is_alive()
@@ -164,7 +165,7 @@ def test_a_stranger_is_refused() -> None:
         socket.connect(server.listener.address)
         for frames in ([b"\x80\x04K\x01."], [b'{"kind": "done", "fields": {"rank": 0}, "tensors": []}']):
             socket.send_multipart(frames)
-            assert socket.poll(3000)
+            assert socket.poll(1000 * SOON)
             assert decode(socket.recv_multipart()).kind == "refused"
         socket.close()
         context.term()
@@ -222,7 +223,7 @@ def test_a_server_that_is_gone_is_noticed_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(TrainingError, match=r"rank 7 \(parameter server 0\) is gone, its connection was closed"):
         client.receive(0, "weights")
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < SOON
     client.sockets[0].linger = 0
     client.close()
 

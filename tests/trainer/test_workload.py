@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from drivetrain import balance_workload, scale_lr
 from drivetrain.errors import ConfigurationError
+from tests.patience import LIMIT
 
 
 def best(costs: list[int], workers: int) -> int:
@@ -23,7 +24,7 @@ def best(costs: list[int], workers: int) -> int:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(costs=st.lists(st.integers(0, 50), max_size=7), workers=st.integers(1, 3))
 def test_the_longest_first_is_within_its_bound_of_the_best(costs: list[int], workers: int) -> None:
     shares = balance_workload(costs, workers)
@@ -62,4 +63,4 @@ def test_neither_needs_torch() -> None:
         "import sys, drivetrain; drivetrain.balance_workload([1, 2], 2); drivetrain.scale_lr(1, 2);"
         "drivetrain.get_distributed_info(); sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)

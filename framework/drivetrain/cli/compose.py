@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,12 +11,18 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from drivetrain.cli import search
+from drivetrain.cli.options import JobOptions
+from drivetrain.errors import ConfigurationError, nearest
 
 CONFIG_NAME = "config"
 VERSION_BASE = "1.3"
+GROUPS = (
+    "strategy", "recipe", "model", "data", "optimizer", "scheduler", "precision", "compression", "callbacks", "logger",
+    "checkpoint", "launcher", "trainer",
+)  # fmt: skip
 
 
 @contextmanager
@@ -29,7 +36,21 @@ def session(config_dir: str | None = None) -> Iterator[None]:
 def composed(overrides: Sequence[str] = (), config_name: str = CONFIG_NAME) -> DictConfig:
     """The config with Hydra's own node. Raises Hydra's and OmegaConf's errors; see :mod:`drivetrain.cli.mistakes`."""
     _choices_are_names(overrides)
-    return compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    config = compose(config_name, overrides=list(overrides), return_hydra_config=True)
+    _known_or_used(config)
+    return config
+
+
+def _known_or_used(config: DictConfig) -> None:
+    """Refuse a top-level key that means nothing: a variable of one's own (``+width=8``) is one that others refer to."""
+    known = {*JobOptions.__dataclass_fields__, *GROUPS, "hydra"}
+    unresolved = str(OmegaConf.to_container(config, resolve=False))
+    for key in map(str, config):
+        if key not in known and not re.search(rf"\$\{{\.*{re.escape(key)}\b", unresolved):
+            raise ConfigurationError(
+                f"there is no option {key!r}, and nothing in the config refers to ${{{key}}}:"
+                f" {nearest(key, known - {'hydra'})}"
+            )
 
 
 def _choices_are_names(overrides: Sequence[str]) -> None:

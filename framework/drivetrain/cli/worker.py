@@ -161,13 +161,45 @@ class _Part(partial[Any]):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
+            _check_switches(self)
             made = super().__call__(*args, **kwargs)
             if self.where == "scheduler":
                 _try_a_step(made)
+            else:
+                _try_its_closure(self)
         except (TypeError, ValueError, ArithmeticError) as error:
             given = ", ".join(f"{name}={value}" for name, value in self.keywords.items())
             raise ConfigurationError(f"{self.where} ({given}) is refused: {error}") from error
         return made
+
+
+def _check_switches(part: partial[Any]) -> None:
+    """Any text counts as true, where torch does not look."""
+    parameters = inspect.signature(part.func).parameters
+    for name, value in part.keywords.items():
+        if name in parameters and isinstance(parameters[name].default, bool) and not isinstance(value, bool):
+            raise TypeError(f"{name} must be true or false")
+
+
+def _try_its_closure(part: partial[Any]) -> None:
+    """torch's LBFGS looks at some of its arguments when it steps first: here on a parameter of no account."""
+    import torch
+
+    if part.func is not torch.optim.LBFGS:
+        return
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = part.func([weight], *part.args, **part.keywords)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    try:
+        optimizer.step(closure)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _try_a_step(scheduler: Any) -> None:

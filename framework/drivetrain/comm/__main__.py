@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 
-from drivetrain.errors import DrivetrainError, nearest
+from drivetrain.command_line import dispatch_listed
 
 COMMANDS = {
     "verify": ("drivetrain.comm.verify:main", "prove every algorithm for many numbers of ranks"),
@@ -17,32 +15,9 @@ COMMANDS = {
 }
 
 
-def usage() -> str:
-    """What ``--help`` prints."""
-    lines = [f"  {name:<9}  {what}" for name, (_, what) in COMMANDS.items()]
-    head = "usage: python -m drivetrain.comm COMMAND [ARGUMENTS ...]     (--help after COMMAND: its own)"
-    return "\n".join([head, "", *lines])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command named first in ``argv`` with the rest; returns the exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] in (["--help"], ["-h"]):
-        print(usage())
-        return 0
-    if not words:
-        print(usage(), file=sys.stderr)
-        return 2
-    if words[0] not in COMMANDS:
-        print(f"error: there is no command {words[0]!r}: {nearest(words[0], COMMANDS)}", file=sys.stderr)
-        return 2
-    module, _, name = COMMANDS[words[0]][0].partition(":")
-    command: Callable[[Sequence[str]], int] = getattr(import_module(module), name)
-    try:
-        return command(words[1:])
-    except DrivetrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return dispatch_listed(argv, "python -m drivetrain.comm", COMMANDS)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def barrier(comm: Communicator, timeout: float | None) -> None:
     """See :meth:`drivetrain.comm.Communicator.barrier`."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        raise CommunicationError(
+            f"the barrier of group {comm.label!r} got timeout={timeout!r}: pass seconds above zero, or None."
+        )
     if comm.group is None:
         return
     started = time.perf_counter()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from drivetrain.comm.failures import CommunicationError
+from drivetrain.comm.failures import CommunicationError, Unsendable
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -27,11 +27,11 @@ def tensor_of(value: Any) -> torch.Tensor:
     """``value`` as a tensor, over the same storage where torch can see it.
 
     Raises:
-        CommunicationError: ``value`` is neither tensor nor array, or holds what torch does not (objects, text).
+        Unsendable: ``value`` is neither tensor nor array, or holds what torch does not (objects, text).
     """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
-            raise CommunicationError(f"a tensor of layout {value.layout} cannot be sent: pass its to_dense().")
+            raise Unsendable(f"a tensor of layout {value.layout} cannot be sent: pass its to_dense().")
         return value.detach()
     if isinstance(value, np.ndarray):
         array: np.ndarray = value
@@ -40,12 +40,10 @@ def tensor_of(value: Any) -> torch.Tensor:
         try:
             return torch.from_numpy(array)
         except TypeError as error:
-            raise CommunicationError(
-                f"an array of dtype {value.dtype} cannot be sent: convert it to numbers."
-            ) from error
-    raise CommunicationError(
-        f"a {type(value).__name__} cannot be sent: pass a tensor, a numpy array or a list of them, or use the "
-        "*_object operations for plain data."
+            raise Unsendable(f"an array of dtype {value.dtype} cannot be sent: convert it to numbers.") from error
+    raise Unsendable(
+        f"a {type(value).__name__} cannot be sent: pass a tensor, a numpy array or a list of them (torch.tensor makes "
+        "one of numbers), or use the *_object operations for plain data."
     )
 
 
@@ -109,6 +107,22 @@ def refuse_read_only(value: Any) -> None:
     """Raise before anything is sent where a result could not be put back."""
     if isinstance(value, np.ndarray) and not value.flags.writeable:
         raise CommunicationError("the result cannot be put into a read-only array: pass a copy of it.")
+
+
+def require_share(comm: Communicator, operation: str, share: Any, whole: Any) -> None:
+    """Raise where ``whole`` does not have as many elements as one ``share`` for each rank.
+
+    Raises:
+        CommunicationError: says so.
+    """
+    for each in (share, whole):
+        if not isinstance(each, torch.Tensor):
+            raise Unsendable(f"a {type(each).__name__} is no tensor: pass torch's.")
+    if share.numel() * comm.world_size != whole.numel() or share.dtype != whole.dtype:
+        raise CommunicationError(
+            f"{operation} on rank {comm.rank} got a part of {share.numel()} {share.dtype} and a whole of "
+            f"{whole.numel()} {whole.dtype}: the whole must have {comm.world_size} times as many of the same."
+        )
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from drivetrain.comm import measure
-from drivetrain.comm.calibration import NATIVE, Calibration, place, stored
+from drivetrain.comm.arguments import require_whole, require_whole_list
+from drivetrain.comm.calibration import NATIVE, Calibration, needed, place
+from drivetrain.comm.callable_module import CallableModule
 from drivetrain.comm.command import Parser, integers, topologies
 from drivetrain.comm.cost import bus_bandwidth
+from drivetrain.comm.schedules import topology
 from drivetrain.comm.units import parse_size, shown_rate, shown_size, shown_time
 from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import current_job
 
-SIZES = (1024, 8192, 65536, 2**19, 2**22, 2**24, 2**26)
+SIZES = tuple(2**exponent for exponent in range(10, 27, 2))  # 1 KiB to 64 MiB
+REPEATS, SECONDS = 21, 3.0
+BUSY = 0.5  # load for each core, before anything is measured, from which times are those of a busy machine
 
 
 def request(
     device: str = "cpu",
     names: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
-    repeats: int = 11,
-    seconds: float = 2.0,
+    repeats: int = REPEATS,
+    seconds: float = SECONDS,
 ) -> measure.Request:
     """What a calibration measures on each number of ranks.
 
@@ -39,6 +46,10 @@ def request(
     Raises:
         ConfigurationError: a topology is unknown.
     """
+    for name in names or ():
+        topology(name)
+    if device not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device={device!r} cannot be measured: pass 'cpu' (Gloo) or 'cuda' (NCCL).")
     chosen = (NATIVE, *(topologies(None) if names is None else names))
     return measure.Request(measure.all_reduces, chosen, tuple(sizes), repeats, seconds, device)
 
@@ -46,6 +57,41 @@ def request(
 def fitted(measured: Sequence[measure.Measured]) -> Calibration:
     """The calibration from what :func:`request` measured."""
     return Calibration.of({one.hosts: by_algorithm(one.samples) for one in measured})
+
+
+def calibrate(
+    workers: Sequence[int] = (2, 4),
+    device: str = "cpu",
+    *,
+    names: Sequence[str] | None = None,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = REPEATS,
+    seconds: float = SECONDS,
+) -> Calibration:
+    """Measure the all-reduces of this machine and fit the cost model to them; ``save(place(device))`` keeps it.
+
+    In a job its own ranks are measured, all of which call; else processes that are started for it, so a script calls
+    this under ``if __name__ == "__main__":``.
+
+    Args:
+        workers: numbers of ranks, of 2 or more; a job has its own.
+        device, names, sizes, repeats, seconds: as :func:`request` takes them.
+
+    Raises:
+        ConfigurationError: a topology is unknown, a number is too small, or there are fewer GPUs than ranks.
+        MeasurementError: a rank failed.
+    """
+    require_whole_list("workers", workers, "[2, 4]")
+    for count in workers:
+        require_whole("workers", count, 2)
+    require_whole("repeats", repeats)
+    if not seconds > 0:
+        raise ConfigurationError(f"seconds={seconds} must be above zero.")
+    wanted = [request(device, names, sizes, repeats, seconds)]
+    job = current_job()
+    if job is not None and job.world_size > 1:
+        return fitted(measure.measure_here(wanted))
+    return fitted([one for count in sorted(set(workers)) for one in measure.measure(wanted, count)])
 
 
 def by_algorithm(samples: Sequence[measure.Sample]) -> dict[str, dict[float, float]]:
@@ -71,8 +117,8 @@ def calibrate_parser() -> Parser:
     made.add_argument(
         "--sizes", metavar="SIZE,...", help="of the tensors, for example 4KB,1MB (default: 1 KiB to 64 MiB)"
     )
-    made.add_argument("--repeats", type=int, default=11, help="timings of each at most (11)")
-    made.add_argument("--seconds", type=float, default=2.0, help="for each size and number of ranks, about (2)")
+    made.add_argument("--repeats", type=int, default=REPEATS, help=f"timings of each at most ({REPEATS})")
+    made.add_argument("--seconds", type=float, default=SECONDS, help="for each size and number of ranks, about (3)")
     made.add_argument("--output", type=Path, metavar="FILE", help="instead of this user's own place for it")
     return made
 
@@ -86,17 +132,19 @@ def calibrate_main(argv: Sequence[str]) -> int:
     workers = sorted(set(integers(arguments.workers, "--workers", 2)))
     path = arguments.output or place(arguments.device)
     require_writable(path, "--output")
-    wanted = [request(arguments.device, topologies(arguments.topologies), sizes, arguments.repeats, arguments.seconds)]
+    chosen = topologies(arguments.topologies)
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    made = calibrate(
+        workers, arguments.device, names=chosen, sizes=sizes, repeats=arguments.repeats, seconds=arguments.seconds
+    )
     job = current_job()
-    if job is not None and job.world_size > 1:
-        found = measure.measure_here(wanted)
-        if job.rank > 0:
-            return 0
-    else:
-        found = [one for count in workers for one in measure.measure(wanted, count)]
-    made = fitted(found)
+    if job is not None and job.rank > 0:
+        return 0
     made.save(path)
     print(f"{_described(made)}\nwritten to {path}")
+    if load > BUSY * cores:
+        busy = f"others used the machine (load {load:.1f} on {cores} cores when this began)"
+        print(f"{busy}: calibrate again when it is quiet, or auto chooses by noise", file=sys.stderr)
     return 0
 
 
@@ -147,11 +195,7 @@ def predict_parser() -> Parser:
 def predict_main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     arguments = predict_parser().parse_args(list(argv))
-    made = stored(arguments.device) if arguments.model is None else Calibration.load(arguments.model)
-    if made is None:
-        raise ConfigurationError(
-            f"there is no calibration at {place(arguments.device)}: run python -m drivetrain.comm calibrate first."
-        )
+    made = needed(arguments.device) if arguments.model is None else Calibration.load(arguments.model)
     size = parse_size(arguments.size)
     rows: list[_Row] = []
     for workers in integers(arguments.workers, "--workers", 2):
@@ -176,3 +220,6 @@ class _Row(NamedTuple):
     algorithm: str
     seconds: float
     chosen: bool
+
+
+sys.modules[__name__].__class__ = CallableModule

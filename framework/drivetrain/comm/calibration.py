@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from drivetrain.comm import schedules
-from drivetrain.comm.cost import FORMAT, CostModel, Link, Measurement, Profile, fit, profile
+from drivetrain.comm.cost import FORMAT, CostModel, Measurement, Profile, fit, profile
 from drivetrain.errors import ConfigurationError
 
 NATIVE = "native"
@@ -88,7 +88,7 @@ class Calibration:
         """
         listed: dict[Hosts, list[Measurement]] = {}
         for hosts, algorithms in measured.items():
-            made = {name: made_for(name, hosts) for name in algorithms if name != NATIVE}
+            made = {name: schedules.make(name, sum(hosts), hosts) for name in algorithms if name != NATIVE}
             listed[hosts] = [
                 Measurement(made[name], size, seconds, hosts)
                 for name, times in algorithms.items()
@@ -116,7 +116,7 @@ class Calibration:
     def _modelled(self, model: CostModel, name: str, size: float, hosts: Hosts) -> float:
         key = name, hosts
         if key not in self._profiles:
-            self._profiles[key] = profile(made_for(name, hosts), hosts)
+            self._profiles[key] = profile(schedules.make(name, sum(hosts), hosts), hosts)
         # No model says that something takes no time at all, but a fit may put all of it into one coefficient.
         return max(self._profiles[key].seconds(size, model), 1e-9)
 
@@ -194,8 +194,8 @@ class Calibration:
             for row in found["worlds"]:
                 corrections = {str(name): _read_curve(curve) for name, curve in row["corrections"].items()}
                 hosts = tuple(_whole(count) for count in row["hosts"])
-                worlds[hosts] = World(_read_model(row["model"]), _read_curve(row["native"]), corrections)
-            return cls(_read_model(found), worlds)
+                worlds[hosts] = World(CostModel.of_plain(row["model"]), _read_curve(row["native"]), corrections)
+            return cls(CostModel.of_plain(found), worlds)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise ConfigurationError(f"{origin} holds no calibration ({error!r}): calibrate again.") from error
 
@@ -247,10 +247,18 @@ def stored(device: str) -> Calibration | None:
     return Calibration.load(path) if path.exists() else None
 
 
-def made_for(name: str, hosts: Sequence[int]) -> schedules.Schedule:
-    """The schedule of topology ``name`` as communicators make it for these hosts: who shares a host matters where there
-    are several."""
-    return schedules.make(name, sum(hosts), hosts if len(hosts) > 1 else None)
+def needed(device: str) -> Calibration:
+    """As :func:`stored`, where it must be there.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be read.
+    """
+    made = stored(device)
+    if made is None:
+        raise ConfigurationError(
+            f"there is no calibration at {place(device)}: run python -m drivetrain.comm calibrate first."
+        )
+    return made
 
 
 def _curve(values: Mapping[float, float]) -> Curve:
@@ -264,17 +272,6 @@ def _read_curve(found: Any) -> Curve:
     if not sizes or len(sizes) != len(values) or list(sizes) != sorted(set(sizes)):
         raise ValueError("a curve needs a value for each of its rising sizes")
     return Curve(sizes, values)
-
-
-def _read_model(found: Any) -> CostModel:
-    inside = found["inside"]
-    reduction = 0.0 if found["reduction"] == 0 else _positive(found["reduction"])
-    return CostModel(_read_link(found["between"]), None if inside is None else _read_link(inside), reduction)
-
-
-def _read_link(found: Any) -> Link:
-    numbers = (found["latency"], found["seconds_per_byte"])
-    return Link(*(0.0 if number == 0 else _positive(number) for number in numbers))
 
 
 def _positive(found: Any) -> float:

@@ -9,9 +9,13 @@ is played again on exact sets of ranks, which name the place. Chunks never meet,
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.comm.arguments import is_whole, require_schedule
+from drivetrain.comm.callable_module import CallableModule
 from drivetrain.comm.counts import Counter, Counts
 from drivetrain.comm.schedule import KINDS, OWNED, REDUCING, ROOTED, Integers, Messages, Schedule
 from drivetrain.errors import DrivetrainError
@@ -59,8 +63,9 @@ def check(schedule: Schedule, seed: int = 0) -> Counts:
             to itself; a rank has more destinations or sources than ports, or gets the same chunk twice, in one round;
             what is sent and what its receiver expects differ; at the end a contribution is missing, there twice, or
             of the wrong chunk where the kind promises the sum or the value.
+        ConfigurationError: ``schedule`` is none.
     """
-    _check_shape(schedule)
+    _check_shape(require_schedule(schedule, "check"))
     held = np.random.default_rng(seed).integers(2**64, size=(schedule.world_size, schedule.chunks), dtype=np.uint64)
     final = _target(schedule, held)
     counter = Counter(schedule)
@@ -106,6 +111,9 @@ def _promised(schedule: Schedule) -> NDArray[np.bool_]:
 
 
 def _check_shape(schedule: Schedule) -> None:
+    for name in ("world_size", "chunks", "ports", "root"):
+        if not is_whole(getattr(schedule, name)):
+            raise ScheduleError(schedule, f"{name}={getattr(schedule, name)!r} is no whole number.")
     if schedule.world_size < 1 or schedule.chunks < 1 or schedule.ports < 1:
         problem = f"needs a rank, a chunk and a port at least, has {schedule.chunks} chunks and {schedule.ports} ports."
         raise ScheduleError(schedule, problem)
@@ -291,3 +299,6 @@ def _ranks(bits: int, world_size: int) -> str:
     ranks = sorted({bit % world_size for bit in range(bits.bit_length()) if bits >> bit & 1})
     shown = ", ".join(map(str, ranks[:8]))
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{', ...' if len(ranks) > 8 else ''}"
+
+
+sys.modules[__name__].__class__ = CallableModule

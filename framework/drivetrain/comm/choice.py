@@ -6,7 +6,7 @@ choice of a communicator, together with who shares a host.
 
 from __future__ import annotations
 
-import inspect
+import warnings
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -94,14 +94,18 @@ def knows(comm: Communicator) -> bool:
 
 def schedule_of(name: str, comm: Communicator) -> Schedule:
     """The all-reduce of topology ``name`` for the ranks of ``comm``; one that takes ``hosts`` is made for those there
-    are, where there are several.
+    are. Rank 0 warns where it cannot be, since the ranks of a host do not follow each other.
 
     Raises:
         ConfigurationError: no topology is called ``name``.
     """
-    topology = schedules.topology(name)
-    if "hosts" in inspect.signature(topology).parameters:
+    hosts = None
+    if schedules.takes_hosts(name):
         hosts = ranks_per_host(comm)
-        if hosts is not None and len(hosts) > 1:
-            return schedules.make(name, comm.world_size, hosts)
-    return topology(comm.world_size)
+        if hosts is None and comm.is_master:
+            warnings.warn(
+                f"{name} does not follow the hosts of group {comm.label!r}, whose ranks do not follow each other: "
+                "number the ranks host by host (mpirun --map-by slot).",
+                stacklevel=2,
+            )
+    return schedules.make(name, comm.world_size, hosts)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm.buffers import Flat, as_bytes, cut, joined, refuse_read_only, same_kind, tensor_of
+from drivetrain.comm.arguments import is_whole_list
+from drivetrain.comm.buffers import Flat, as_bytes, cut, joined, refuse_read_only, require_share, same_kind, tensor_of
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.comm.point_to_point import exchange, exchange_announced, on_device
+from drivetrain.comm.reduction import native
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -64,13 +66,25 @@ def all_gather(comm: Communicator, value: Any, uneven: bool, sizes: Sequence[int
     return [same_kind(value, p[:n].view(s)) for p, n, s in zip(parts, counts, shapes, strict=True)]
 
 
+def all_gather_flat(comm: Communicator, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """See :meth:`drivetrain.comm.Communicator.all_gather_flat`."""
+    require_share(comm, "all_gather_flat", tensor, output)
+    if comm.group is None:
+        return output.copy_(tensor)
+    started = comm.statistics.start(tensor)
+    native("all_gather_single", "all_gather_into_tensor")(output, tensor, group=comm.group)
+    others = comm.world_size - 1
+    comm.statistics.finish("all_gather", started, tensor.nbytes * others, others, output.nbytes)
+    return output
+
+
 def _shapes(comm: Communicator, flat: Flat, uneven: bool, sizes: Sequence[int] | None) -> list[torch.Size]:
     """The shapes of all ranks' tensors: asked for, told, or all like this one."""
     shape = flat.shape
     if sizes is not None:
-        if not shape or len(sizes) != comm.world_size or sizes[comm.rank] != shape[0]:
+        if not is_whole_list(sizes) or not shape or len(sizes) != comm.world_size or sizes[comm.rank] != shape[0]:
             raise CommunicationError(
-                f"sizes {list(sizes)} do not fit rank {comm.rank} of {comm.world_size} with shape {tuple(shape)}: "
+                f"sizes {sizes!r} do not fit rank {comm.rank} of {comm.world_size} with shape {tuple(shape)}: "
                 "give the first dimension of every rank's tensor."
             )
         return [torch.Size([size, *shape[1:]]) for size in sizes]

@@ -22,11 +22,12 @@ import torch.distributed as dist
 
 from drivetrain.comm import arrival, collectives, groups, plain, point_to_point, reduction
 from drivetrain.comm.any_source import Arrivals
+from drivetrain.comm.arguments import is_whole
 from drivetrain.comm.choice import schedule_of
 from drivetrain.comm.failures import CollectiveFailed, CommunicationError, PeerLost, explained
 from drivetrain.comm.groups import ByHost
 from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
-from drivetrain.comm.reduction import NATIVE_OPS, ReduceOp, native
+from drivetrain.comm.reduction import ReduceOp
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.statistics import Statistics
 
@@ -63,6 +64,11 @@ class Communicator:
         check: bool | None = None,
         timeout: timedelta | None = None,
     ) -> None:
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise CommunicationError(
+                f"group {label!r} is {group!r}, no process group that this rank is in: pass one of "
+                "torch.distributed's, or None for a world of one rank."
+            )
         self.group = group
         self.timeout = timeout
         self.device = torch.device(device)
@@ -74,7 +80,7 @@ class Communicator:
         self.arrivals = Arrivals(self)
         self.last_source: int | None = None
         self.barriers = 0
-        self._schedules: dict[str, Any] = {}
+        self._schedules: dict[str, Schedule] = {}
 
     @property
     def is_master(self) -> bool:
@@ -82,6 +88,7 @@ class Communicator:
         return self.rank == 0
 
     # -- point to point -----------------------------------------------------------------------------------------
+    @explained
     def isend(self, tensor: Any, destination: int, tag: int = 0) -> Handle:
         """Start sending ``tensor``; it must not change before ``wait`` returns.
 
@@ -91,14 +98,17 @@ class Communicator:
         """
         return point_to_point.isend(self, tensor, destination, self._tag(tag))
 
+    @explained
     def irecv(self, tensor: Any, source: int, tag: int = 0) -> Handle:
         """Start receiving into ``tensor``, in place, from ``source``. Raises as :meth:`isend`."""
         return point_to_point.irecv(self, tensor, source, self._tag(tag))
 
+    @explained
     def send(self, tensor: Any, destination: int, tag: int = 0) -> None:
         """Send ``tensor`` and wait until it may change again; a list is sent one by one. Raises as :meth:`isend`."""
         point_to_point.send(self, tensor, destination, self._tag(tag))
 
+    @explained
     def recv(self, tensor: Any, source: int | None = None, tag: int = 0) -> Any:
         """Receive into ``tensor``, of the sender's size and dtype, in place; returns it.
 
@@ -195,30 +205,18 @@ class Communicator:
             op: as :meth:`all_reduce` takes it.
             sizes: how many rows each rank keeps of a tensor, where they are not cut evenly.
         """
-        return reduction.reduce_scatter(self, parts, op, None if sizes is None else list(sizes))
+        return reduction.reduce_scatter(self, parts, op, sizes)
 
     @explained
     def all_gather_flat(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Fill ``output``, of ``world_size * tensor.numel()`` elements, with the tensors of all ranks; returns it."""
-        if self.group is None:
-            return output.copy_(tensor)
-        started = self.statistics.start(tensor)
-        native("all_gather_single", "all_gather_into_tensor")(output, tensor, group=self.group)
-        others = self.world_size - 1
-        self.statistics.finish("all_gather", started, tensor.nbytes * others, others, output.nbytes)
-        return output
+        return collectives.all_gather_flat(self, output, tensor)
 
     @explained
     def reduce_scatter_flat(self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Combine ``tensor``, of ``world_size * output.numel()`` elements, in its own dtype; rank r keeps the r-th part
         in ``output``."""
-        if self.group is None:
-            return output.copy_(tensor)
-        started = self.statistics.start(tensor)
-        native("reduce_scatter_single", "reduce_scatter_tensor")(output, tensor, op=NATIVE_OPS[op], group=self.group)
-        others = self.world_size - 1
-        self.statistics.finish("reduce_scatter", started, output.nbytes * others, others, tensor.nbytes)
-        return output
+        return reduction.reduce_scatter_flat(self, output, tensor, op)
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every rank is here.
@@ -227,7 +225,8 @@ class Communicator:
             timeout: Seconds to wait; None is the timeout of the process group. After a timeout the group is unusable.
 
         Raises:
-            CommunicationError: ranks did not arrive in time, or died; names them, on every rank that waited.
+            CommunicationError: ranks did not arrive in time, or died; names them, on every rank that waited. Or
+                ``timeout`` is no number above zero.
         """
         arrival.barrier(self, timeout)
 
@@ -328,7 +327,11 @@ class Communicator:
         self.statistics.adopt(made.statistics)
         return made
 
-    def schedule(self, name: str) -> Any:
+    def knows(self, name: str) -> bool:
+        """Whether the schedule of topology ``name`` was made for this group already."""
+        return name in self._schedules
+
+    def schedule(self, name: str) -> Schedule:
         """The schedule of topology ``name`` for this group, kept. Raises ConfigurationError for an unknown name."""
         if name not in self._schedules:
             self._schedules[name] = schedule_of(name, self)
@@ -381,18 +384,18 @@ class Communicator:
     # -- what the operations ask ----------------------------------------------------------------------------------
     def peer_group(self, peer: int) -> dist.ProcessGroup:
         """The process group, for a message to or from ``peer``, another rank of it."""
-        if self.group is None or peer == self.rank or not 0 <= peer < self.world_size:
+        if self.group is None or not is_whole(peer) or peer == self.rank or not 0 <= peer < self.world_size:
             raise CommunicationError(
-                f"rank {self.rank} of group {self.label!r} has no peer {peer}: the other ranks are those from 0 to "
+                f"rank {self.rank} of group {self.label!r} has no peer {peer!r}: the other ranks are those from 0 to "
                 f"{self.world_size - 1}, without itself."
             )
         return self.group
 
     def require_rank(self, rank: int) -> None:
         """Raise where ``rank`` is no rank of the group."""
-        if not 0 <= rank < self.world_size:
+        if not is_whole(rank) or not 0 <= rank < self.world_size:
             raise CommunicationError(
-                f"group {self.label!r} has no rank {rank}: its ranks are 0 to {self.world_size - 1}."
+                f"group {self.label!r} has no rank {rank!r}: its ranks are 0 to {self.world_size - 1}."
             )
 
     def agree(self, operation: str, value: Any, **facts: Any) -> None:
@@ -400,6 +403,6 @@ class Communicator:
         collectives.agree(self, operation, value, facts)
 
     def _tag(self, tag: int) -> int:
-        if not 0 <= tag < FIRST_OWN_TAG:
-            raise CommunicationError(f"tag {tag} on rank {self.rank} is out of range: use 0 to {FIRST_OWN_TAG - 1}.")
+        if not is_whole(tag) or not 0 <= tag < FIRST_OWN_TAG:
+            raise CommunicationError(f"tag {tag!r} on rank {self.rank} is out of range: use 0 to {FIRST_OWN_TAG - 1}.")
         return tag

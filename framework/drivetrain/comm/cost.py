@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from drivetrain.comm.arguments import require_schedule
 from drivetrain.comm.counts import host_of_ranks
 from drivetrain.comm.schedule import Integers, Messages, Schedule
 from drivetrain.errors import ConfigurationError
@@ -67,6 +68,17 @@ class CostModel:
         Path(path).write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
+    def of_plain(cls, found: Any) -> CostModel:
+        """From the fields as JSON holds them.
+
+        Raises:
+            KeyError, TypeError, ValueError: ``found`` holds no model.
+        """
+        inside = found["inside"]
+        near = None if inside is None else _link(inside)
+        return cls(_link(found["between"]), near, _number(found["reduction"]))
+
+    @classmethod
     def load(cls, path: Path | str) -> CostModel:
         """Read what :meth:`save` wrote.
 
@@ -80,9 +92,7 @@ class CostModel:
         try:
             if found["format"] != FORMAT:
                 raise ConfigurationError(f"{path} is of format {found['format']!r}, not {FORMAT}: calibrate again.")
-            inside = found["inside"]
-            near = None if inside is None else _link(inside)
-            return cls(_link(found["between"]), near, _number(found["reduction"]))
+            return cls.of_plain(found)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} holds no cost model ({error!r}): calibrate again.") from error
 
@@ -128,9 +138,9 @@ def profile(schedule: Schedule, hosts: Sequence[int] | None = None) -> Profile:
         hosts: Number of ranks on each host; None: every rank on a host of its own.
 
     Raises:
-        ConfigurationError: ``hosts`` do not add up to the world size.
+        ConfigurationError: ``schedule`` is none, or ``hosts`` do not add up to the world size.
     """
-    n = schedule.world_size
+    n = require_schedule(schedule, "a prediction").world_size
     host = np.arange(n) if hosts is None else host_of_ranks(n, hosts)
     rows = np.array([_round_row(each.messages(), host, n) for each in schedule.rounds]).reshape(-1, 5)
     shares = rows[:, :3] / schedule.chunks
@@ -152,13 +162,31 @@ def _most(place: Integers, chunks: Integers) -> int:
     return int(np.bincount(place, chunks).max())
 
 
-def predict(schedule: Schedule, size_bytes: float, model: CostModel, hosts: Sequence[int] | None = None) -> float:
-    """Seconds that ``schedule`` should take for a tensor of ``size_bytes``; see :func:`profile` for ``hosts``.
+def predict(
+    schedule: Schedule, size_bytes: float, model: CostModel | None = None, hosts: Sequence[int] | None = None
+) -> float:
+    """Seconds that ``schedule`` should take for a tensor of ``size_bytes``.
+
+    Args:
+        schedule: What is to be costed.
+        size_bytes: Of the tensor.
+        model: The links; None takes this machine's, as ``python -m drivetrain.comm calibrate`` found them over Gloo.
+        hosts: As :func:`profile` takes it.
 
     Raises:
-        ConfigurationError: ``hosts`` do not add up to the world size.
+        ConfigurationError: ``schedule``, ``size_bytes`` or ``model`` are none, ``hosts`` do not add up to the world
+            size, or this machine was never calibrated.
     """
-    return profile(schedule, hosts).seconds(size_bytes, model)
+    if isinstance(size_bytes, bool) or not isinstance(size_bytes, int | float | np.number) or not size_bytes >= 0:
+        raise ConfigurationError(f"size_bytes={size_bytes!r} is no number of bytes: pass 0 or more, such as 25e6.")
+    found = profile(schedule, hosts)
+    if model is None:
+        from drivetrain.comm.calibration import needed
+
+        model = needed("cpu").model
+    if not isinstance(model, CostModel):
+        raise ConfigurationError(f"model={model!r} is no CostModel: make one, such as CostModel(Link.of(50e-6, 1e9)).")
+    return found.seconds(float(size_bytes), model)
 
 
 def bus_bandwidth(kind: str, world_size: int, size_bytes: float, seconds: float) -> float:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from drivetrain.comm.arguments import require_schedule, require_whole_list
 from drivetrain.comm.schedule import Integers, Messages, Schedule
 from drivetrain.errors import ConfigurationError
 
@@ -39,6 +41,7 @@ class Counter:
 
 def count(schedule: Schedule) -> Counts:
     """The counts of ``schedule``."""
+    require_schedule(schedule, "count")
     counter = Counter(schedule)
     for each in schedule.rounds:
         counter.add(each.messages())
@@ -49,8 +52,9 @@ def host_of_ranks(world_size: int, hosts: Sequence[int]) -> Integers:
     """The host of each rank, ``(world_size,)``; ``hosts`` are the numbers of ranks on each, which follow each other.
 
     Raises:
-        ConfigurationError: they do not add up to ``world_size``.
+        ConfigurationError: they are no whole numbers, or do not add up to ``world_size``.
     """
+    require_whole_list("hosts", hosts, "[4, 4]")
     if min(hosts, default=0) < 1 or sum(hosts) != world_size:
         raise ConfigurationError(f"hosts={list(hosts)} do not add up to world_size={world_size}: change one.")
     return np.repeat(np.arange(len(hosts)), hosts)
@@ -62,7 +66,12 @@ def shares_between_hosts(schedule: Schedule, hosts: Sequence[int]) -> list[Fract
     Raises:
         ConfigurationError: ``hosts`` do not add up to the world size.
     """
-    host = host_of_ranks(schedule.world_size, hosts)
+    return shares_to_other_hosts(schedule, host_of_ranks(schedule.world_size, hosts))
+
+
+def shares_to_other_hosts(schedule: Schedule, host_of: ArrayLike) -> list[Fraction]:
+    """The same, where ``host_of`` is the host of each rank, in whatever order."""
+    host = np.asarray(host_of)
     sent = np.zeros(schedule.world_size, np.int64)
     for each in schedule.rounds:
         messages = each.messages()

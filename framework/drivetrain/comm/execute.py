@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm import plans
+from drivetrain.comm.arguments import require_op, require_schedule
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.plans import COMBINE, Plan
+from drivetrain.comm.plans import Plan
 from drivetrain.comm.program import compile_program, exchanges
 from drivetrain.comm.schedule import Schedule
 
@@ -19,7 +20,10 @@ from drivetrain.comm.schedule import Schedule
 # ``python -m drivetrain.bench ring --segment-mb 1,2,4,8,16,1000``.
 SEGMENT_BYTES = 8 * 2**20
 
-OPS = (*COMBINE, "average")
+
+# In how many segments a plain ring runs over NCCL. More overlap its two phases, at the price of more launches and of a
+# second communicator; ``python -m drivetrain.bench comm --device cuda`` shows what each number takes here.
+NATIVE_SEGMENTS = 1
 
 
 class Executor:
@@ -30,7 +34,8 @@ class Executor:
     where the schedule gives all the same value.
 
     Over Gloo every message of the schedule is sent as it stands. Over NCCL a ring, and a hierarchy of equal hosts, run
-    as the transport's own reduce-scatters and all-gathers; other schedules as one batch of transfers per round.
+    as the transport's own reduce-scatters and all-gathers (a ring in segments gathers one while it reduces the next);
+    other schedules as one batch of transfers per round.
 
     Args:
         schedule: For as many ranks as ``communicator`` has.
@@ -50,8 +55,8 @@ class Executor:
         segment_bytes: int = SEGMENT_BYTES,
         op: str = "sum",
     ) -> None:
-        if op not in OPS:
-            raise CommunicationError(f"a schedule knows no op {op!r}: use one of {', '.join(OPS)}.")
+        require_schedule(schedule, "an executor")
+        require_op(f"schedule {schedule.name!r}", op, CommunicationError)
         if schedule.world_size != communicator.world_size:
             raise CommunicationError(
                 f"schedule {schedule.name!r} is for {schedule.world_size} ranks but group {communicator.label!r} has "
@@ -105,11 +110,7 @@ class Executor:
         if tensor.is_cuda:
             sent = [message.span for each in exchanges(self.schedule, numel, comm.rank) for message in each.sends]
             traffic = size * sum(span.stop - span.start for span in sent), len(sent)
-            groups = self._groups()
-            if groups is None:
-                plan = plans.batched_plan(self.schedule, comm.rank, comm.group, tensor, op)
-            else:
-                plan = plans.native_plan(*groups, comm.group, tensor, op)
+            plan = self._device_plan(comm.group, tensor, op)
         else:
             program = compile_program(self.schedule, numel, comm.rank, max(1, self.segment_bytes // size))
             traffic = program.elements_sent * size, program.messages
@@ -117,6 +118,17 @@ class Executor:
         if self.op == "average":
             plan = _averaging(plan, comm.world_size, early=tensor.dtype == torch.float16)
         return plan, *traffic
+
+    def _device_plan(self, group: dist.ProcessGroup, tensor: torch.Tensor, op: str) -> Plan:
+        parts = plans.ring_parts(self.schedule)
+        if parts == 1:
+            parts = NATIVE_SEGMENTS
+        if parts is not None and parts > 1:
+            return plans.overlapped_plan(group, second_group(self.communicator), tensor, op, parts)
+        groups = self._groups()
+        if groups is None:
+            return plans.batched_plan(self.schedule, self.communicator.rank, group, tensor, op)
+        return plans.native_plan(*groups, group, tensor, op)
 
     def _groups(self) -> tuple[list[dist.ProcessGroup], list[int]] | None:
         """This rank's process group, and number in it, for each level that the transport can run; made once."""
@@ -156,6 +168,20 @@ def _averaging(plan: Plan, ranks: int, *, early: bool) -> Plan:
             tensor.div_(ranks)
 
     return averaged
+
+
+_second: WeakKeyDictionary[Communicator, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def second_group(communicator: Communicator) -> dist.ProcessGroup:
+    """Another process group of the same ranks, whose operations do not wait for those of the first; made once, so all
+    ranks must ask at the same point."""
+    found = _second.get(communicator)
+    if found is None:
+        child = communicator.split(0, label=f"{communicator.label}, gathering")
+        assert child is not None and child.group is not None
+        found = _second[communicator] = child.group
+    return found
 
 
 _executors: WeakKeyDictionary[Communicator, dict[tuple[int, str], Executor]] = WeakKeyDictionary()

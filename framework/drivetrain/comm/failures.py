@@ -17,6 +17,14 @@ class CommunicationError(DrivetrainError):
     """Ranks could not exchange what they were asked to; says which rank and what to do."""
 
 
+class Unsendable(CommunicationError):
+    """What a caller brought is no tensor or array that can travel. ``placed``: the message says where that was."""
+
+    def __init__(self, message: str, *, placed: bool = False) -> None:
+        super().__init__(message)
+        self.placed = placed
+
+
 class PeerLost(CommunicationError, RuntimeError):
     """The connection to a rank is gone: it died, closed its group, or let the time-out pass. ``rank`` is that rank's
     number in the group."""
@@ -31,12 +39,18 @@ class CollectiveFailed(CommunicationError, RuntimeError):
 
 
 def explained(operation: Operation) -> Operation:
-    """A method of a communicator whose transport's errors become :class:`CollectiveFailed`; others stay as they are."""
+    """A method of a communicator whose transport's errors become :class:`CollectiveFailed`, and which says where it was
+    given what cannot be sent; other errors stay as they are."""
 
     @wraps(operation)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return operation(self, *args, **kwargs)
+        except Unsendable as error:
+            if error.placed:
+                raise
+            place = f"{operation.__name__} on rank {self.rank} of group {self.label!r}"
+            raise Unsendable(f"{place}: {error}", placed=True) from error.__cause__
         except RuntimeError as error:
             if isinstance(error, CommunicationError) or not _of_transport(error):
                 raise

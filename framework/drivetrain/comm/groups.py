@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
 
+from drivetrain.comm.arguments import is_whole_list
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.launch import current_job
 
@@ -29,9 +30,11 @@ class ByHost(NamedTuple):
 
 def sub(comm: Communicator, ranks: Sequence[int], label: str) -> Communicator | None:
     """See :meth:`drivetrain.comm.Communicator.sub`."""
-    if not ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < comm.world_size:
+    listed = is_whole_list(ranks) and len(ranks) > 0 and list(ranks) == sorted(set(ranks))
+    if not listed or not 0 <= ranks[0] <= ranks[-1] < comm.world_size:
+        shown = list(ranks) if isinstance(ranks, range) else ranks
         raise CommunicationError(
-            f"cannot form group {label!r} of ranks {list(ranks)}: use rising ranks below {comm.world_size}."
+            f"cannot form group {label!r} of ranks {shown!r}: use a list of rising ranks below {comm.world_size}."
         )
     if comm.group is None:
         return comm.child(None, label)
@@ -74,6 +77,8 @@ def _catch_up(made: int) -> None:
 
 def by_host(comm: Communicator, host: str | None) -> ByHost:
     """See :meth:`drivetrain.comm.Communicator.by_host`."""
+    if not isinstance(host, str | None):
+        raise CommunicationError(f"by_host on rank {comm.rank} got host={host!r}: pass a name, or None.")
     names = comm.all_gather_plain(host_name() if host is None else host)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     hosts = [numbers[name] for name in names]

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 Operation = Callable[["torch.Tensor"], object]
 Operations = Callable[["Communicator", Sequence[str]], dict[str, Operation]]
 
-_LEAST_REPEATS = 3
-# What is so many times slower than the fastest at first is timed no more than that: the time is for the others.
-_HOPELESS = 4.0
+# Everything is timed so often; then only what may be the best, at least so many times more.
+_FIRST, _FURTHER = 3, 4
+# Whose shortest time is so many times the best median cannot be the best: the time is for the others.
+_HOPELESS = 1.6
 
 
 class MeasurementError(DrivetrainError):
@@ -47,10 +48,12 @@ class Request:
 
     Args:
         operations: makes the operations named, on every rank; a function of a module, since other processes import it.
-        names: which.
+        names: which; those with the same word before a ``/`` are compared with each other, and those that end in
+            ``native`` are what others are compared with.
         sizes: of the tensors in bytes, on every rank.
         repeats: timings of each at most; their median counts.
-        seconds: how long one size may take: fewer repeats are made of what takes long, but at least three.
+        seconds: how long one size may take: fewer repeats are made of what takes long, but three at least of each, and
+            seven of what may be the fastest.
         device: ``"cpu"`` (Gloo) or ``"cuda"`` (NCCL, one GPU per rank).
     """
 
@@ -222,57 +225,89 @@ def _measure_rank(rank: int, world_size: int, folder: str, requests: Sequence[Re
 
 def time_operations(comm: Communicator, request: Request) -> list[Sample]:
     """Time ``request`` on the ranks of ``comm``; the same samples on every rank."""
-    import torch
-    import torch.distributed as dist
+    clock = _Clock(comm, request.operations(comm, request.names))
+    return [sample for size in request.sizes for sample in clock.samples(size, request)]
 
-    operations = request.operations(comm, request.names)
-    cuda = comm.device.type == "cuda"
-    token = torch.zeros(1, device=comm.device)
 
-    def timed(operation: Operation, tensor: torch.Tensor, count: int) -> float:
-        dist.all_reduce(token, group=comm.group)  # all begin together
-        if cuda:
+class _Clock:
+    """Times operations on the ranks of a communicator, which all do the same in the same order."""
+
+    def __init__(self, comm: Communicator, operations: dict[str, Operation]) -> None:
+        import torch
+
+        self.comm = comm
+        self.operations = operations
+        self.cuda = comm.device.type == "cuda"
+        self.token = torch.zeros(1, device=comm.device)
+
+    def samples(self, size: int, request: Request) -> list[Sample]:
+        """Of all operations at one size in bytes."""
+        import torch
+
+        elements = max(1, math.ceil(size / 4 / self.comm.world_size)) * self.comm.world_size
+        tensor = torch.zeros(elements, device=self.comm.device)
+        for operation in self.operations.values():  # prepares buffers and connections
+            for _ in range(2):
+                operation(tensor)
+        # Short operations are timed several at a time, all equally many: each finds threads awake that a single one
+        # would have to wake.
+        count = 10 if size <= 2**16 else 4 if size <= 2**20 else 1
+        times: dict[str, list[float]] = {name: [] for name in self.operations}
+        # In another order each time, the same on all ranks, so that none always follows the same load.
+        shuffled = random.Random(0)
+
+        def repeat(names: Sequence[str], repeats: int) -> None:
+            order = list(names)
+            for _ in range(repeats):
+                shuffled.shuffle(order)
+                for name in order:
+                    times[name].append(self._timed(self.operations[name], tensor, count))
+
+        repeat(list(times), min(_FIRST, request.repeats))
+        # Agreed upon, since every rank must repeat equally often.
+        contenders = _contenders({name: self._slowest(mine) for name, mine in times.items()})
+        further = int(request.seconds / (count * sum(contenders.values())))
+        repeat(list(contenders), min(request.repeats - _FIRST, max(_FURTHER, further)))
+        found = {name: self._slowest(mine) for name, mine in times.items()}
+        return [
+            Sample(name, tensor.nbytes, statistics.median(each), min(each), len(each)) for name, each in found.items()
+        ]
+
+    def _timed(self, operation: Operation, tensor: torch.Tensor, count: int) -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(self.token, group=self.comm.group)  # all begin together
+        if self.cuda:
             torch.cuda.synchronize()
         started = time.perf_counter()
         for _ in range(count):
             operation(tensor)
-        if cuda:
+        if self.cuda:
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / count
 
-    def slowest(times: list[float]) -> list[float]:
-        mine = torch.tensor(times, dtype=torch.float64, device=comm.device)
-        dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=comm.group)
+    def _slowest(self, times: list[float]) -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.tensor(times, dtype=torch.float64, device=self.comm.device)
+        dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self.comm.group)
         return mine.tolist()
 
-    samples = []
-    for size in request.sizes:
-        elements = max(1, math.ceil(size / 4 / comm.world_size)) * comm.world_size
-        tensor = torch.zeros(elements, device=comm.device)
-        for operation in operations.values():  # prepares buffers and connections
-            operation(tensor)
-        # Short operations are timed several at a time, all equally many: each finds threads awake that a single one
-        # would have to wake.
-        count = 10 if size <= 2**16 else 4 if size <= 2**20 else 1
-        # Agreed upon, since every rank must repeat equally often.
-        once = slowest([timed(operation, tensor, count) for operation in operations.values()])
-        contenders = [seconds for seconds in once if seconds <= _HOPELESS * min(once)]
-        repeats = max(_LEAST_REPEATS, min(request.repeats, int(request.seconds / (count * sum(contenders)))))
-        times: list[list[float]] = [[] for _ in operations]
-        order = list(enumerate(operations.values()))
-        # In another order each time, the same on all ranks, so that none always follows the same load.
-        shuffled = random.Random(0)
-        for repeat in range(repeats):
-            if repeat == _LEAST_REPEATS:
-                order = [(index, each) for index, each in order if once[index] <= _HOPELESS * min(once)]
-            shuffled.shuffle(order)
-            for index, operation in order:
-                times[index].append(timed(operation, tensor, count))
-        for name, mine in zip(operations, times, strict=True):
-            found = slowest(mine)
-            samples.append(Sample(name, tensor.nbytes, statistics.median(found), min(found), len(mine)))
-        del tensor
-    return samples
+
+def _contenders(times: dict[str, list[float]]) -> dict[str, float]:
+    """What may be the fastest of its operation, and what it is compared with: medians by name."""
+    medians = {name: statistics.median(mine) for name, mine in times.items()}
+    best: dict[str, float] = {}
+    for name, seconds in medians.items():
+        operation = name.rpartition("/")[0]
+        best[operation] = min(seconds, best.get(operation, seconds))
+    return {
+        name: seconds
+        for name, seconds in medians.items()
+        if name.endswith("native") or min(times[name]) <= _HOPELESS * best[name.rpartition("/")[0]]
+    }
 
 
 def all_reduces(comm: Communicator, names: Sequence[str]) -> dict[str, Operation]:

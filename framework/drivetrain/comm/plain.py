@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from drivetrain.comm.arguments import is_whole
 from drivetrain.comm.buffers import tensor_of
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.comm.point_to_point import FIRST_OWN_TAG, OBJECT_TAGS, exchange
@@ -171,8 +172,8 @@ def recv_object(comm: Communicator, source: int | None, tag: int) -> Any:
 
 def _tags(comm: Communicator, tag: int) -> tuple[int, int]:
     """The tags of the two messages of an object under a user's tag."""
-    if not 0 <= tag < 2**27:
-        raise CommunicationError(f"tag {tag} of an object on rank {comm.rank} is out of range: use 0 to {2**27 - 1}.")
+    if not is_whole(tag) or not 0 <= tag < 2**27:
+        raise CommunicationError(f"tag {tag!r} of an object on rank {comm.rank} is out of range: use 0 to {2**27 - 1}.")
     return OBJECT_TAGS + 2 * tag, OBJECT_TAGS + 2 * tag + 1
 
 

@@ -7,6 +7,7 @@ what is left is a loop over transport calls and additions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from drivetrain.comm.topologies.hierarchical import hierarchical
 from drivetrain.comm.topologies.ring import ring
 
 Plan = Callable[[torch.Tensor], None]
+
+ALIGNMENT = 128  # bytes: what devices copy at once
 
 # What a schedule's "add" is for each operation: called with both values and ``out``.
 COMBINE: dict[str, Callable[..., torch.Tensor]] = {
@@ -153,6 +156,17 @@ def native_levels(schedule: Schedule) -> list[int] | None:
     return levels
 
 
+def ring_parts(schedule: Schedule) -> int | None:
+    """In how many segments ``schedule`` is the all-reduce of a ring; None for any other schedule."""
+    size = schedule.world_size
+    if schedule.name != "ring" or schedule.chunks % size:
+        return None
+    segments = schedule.chunks // size
+    if len(schedule.rounds) != 2 * (size - 1) * segments:
+        return None
+    return segments if schedule.equals(ring(size, segments)) else None
+
+
 def grid_groups(levels: Sequence[int]) -> list[list[list[int]]]:
     """For each level the groups of ranks that share it, where ranks of the first level follow each other."""
     size = 1
@@ -210,3 +224,64 @@ def native_plan(
             dist.all_reduce(tensor[even:], op=reduce_op, group=world)
 
     return plan
+
+
+def overlapped_plan(
+    scatter: dist.ProcessGroup, gather: dist.ProcessGroup, like: torch.Tensor, op: str, parts: int
+) -> Plan:
+    """A ring in segments: the tensor in ``parts`` pieces, each reduce-scattered, then gathered.
+
+    The two phases run on process groups of their own, so that a piece is gathered while the next is reduced. All of it
+    happens in the tensor itself, and on a device the host waits for nothing: every wait is one of streams.
+
+    Args:
+        scatter: all ranks; its operations follow each other, and so do those of ``gather``.
+        gather: the same ranks in the same order, another group.
+        like: of the length, dtype and device of the tensors to come.
+        op: sum, product, min or max.
+        parts: how many pieces, of equal length but for the alignment of the cuts.
+    """
+    reduce_op = NATIVE_OPS[op]
+    reduce_scatter = native("reduce_scatter_single", "reduce_scatter_tensor")
+    all_gather = native("all_gather_single", "all_gather_into_tensor")
+    size, place = scatter.size(), scatter.rank()
+    share = like.numel() // size
+    even = share * size
+    cuts = aligned_cuts(share, parts, max(1, ALIGNMENT // like.element_size()))
+    # Each piece with the part of it that this rank reduces.
+    spans = [
+        (
+            Span(size * start, size * stop),
+            Span(size * start + place * (stop - start), size * start + (place + 1) * (stop - start)),
+        )
+        for start, stop in pairwise(cuts)
+    ]
+
+    def plan(tensor: torch.Tensor) -> None:
+        views = [(tensor[slice(*whole)], tensor[slice(*mine)]) for whole, mine in spans]
+
+        def reduced(number: int) -> dist.Work:
+            whole, mine = views[number]
+            return reduce_scatter(mine, whole, op=reduce_op, group=scatter, async_op=True)
+
+        works = []
+        # Posted before the wait for the piece before it: afterwards it would begin only when that one is done.
+        coming = reduced(0) if views else None
+        for number, (whole, mine) in enumerate(views):
+            current, coming = coming, reduced(number + 1) if number + 1 < len(views) else None
+            assert current is not None
+            current.wait()
+            works.append(all_gather(whole, mine, group=gather, async_op=True))
+        if even < tensor.numel():
+            works.append(dist.all_reduce(tensor[even:], op=reduce_op, group=scatter, async_op=True))
+        for work in works:
+            work.wait()
+
+    return plan
+
+
+def aligned_cuts(length: int, parts: int, alignment: int) -> list[int]:
+    """Where to cut ``length`` elements into at most ``parts`` nearly equal pieces, none empty, at multiples of
+    ``alignment``: from 0 to ``length``."""
+    inner = {length * part // parts // alignment * alignment for part in range(1, parts)}
+    return sorted({0, *inner, length})

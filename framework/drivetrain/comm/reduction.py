@@ -16,19 +16,21 @@ bool                    min and product are "all", max is "any"; a sum counts, a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm.buffers import Flat, cut, joined, refuse_read_only, same_kind, tensor_of
+from drivetrain.comm import schedules
+from drivetrain.comm.arguments import is_whole_list, require_op
+from drivetrain.comm.buffers import Flat, cut, joined, refuse_read_only, require_share, same_kind, tensor_of
 from drivetrain.comm.choice import choose
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.comm.point_to_point import exchange
 from drivetrain.comm.schedule import Schedule
-from drivetrain.errors import nearest
+from drivetrain.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -40,8 +42,6 @@ NATIVE_OPS = {
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
 }
-OPS = ("sum", "average", "min", "max", "product")
-_ELSEWHERE = {"mean": "average", "avg": "average", "prod": "product", "mul": "product", "add": "sum"}
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
 _FLOATING = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16}) | _COMPLEX
 _KNOWN = _FLOATING | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
@@ -53,6 +53,7 @@ Rows = Callable[[torch.Tensor], torch.Tensor | None]  # all ranks' flat int64 te
 # -- the operations -------------------------------------------------------------------------------------------------
 def all_reduce(comm: Communicator, value: Any, op: str, algorithm: str | Schedule) -> Any:
     """See :meth:`drivetrain.comm.Communicator.all_reduce`."""
+    require_algorithm(comm, algorithm)
     values = value if isinstance(value, list | tuple) else [value]
     for each in values:
         require(op, tensor_of(each).dtype, "all_reduce")
@@ -124,9 +125,11 @@ def reduce(comm: Communicator, value: Any, destination: int, op: str) -> Any:
     return flat.put(result) if result.dtype == flat.tensor.dtype else flat.like(result)
 
 
-def reduce_scatter(comm: Communicator, value: Any, op: str, sizes: list[int] | None) -> Any:
+def reduce_scatter(comm: Communicator, value: Any, op: str, sizes: Sequence[int] | None) -> Any:
     """See :meth:`drivetrain.comm.Communicator.reduce_scatter`."""
     n = comm.world_size
+    if sizes is not None and not is_whole_list(sizes):
+        raise CommunicationError(f"reduce_scatter got sizes={sizes!r}: give the number of rows of each of {n} ranks.")
     listed = isinstance(value, list | tuple)
     if listed:
         if len(value) != n:
@@ -188,6 +191,21 @@ def reduce_scatter(comm: Communicator, value: Any, op: str, sizes: list[int] | N
     return same_kind(like, result.view(shapes[comm.rank]))
 
 
+def reduce_scatter_flat(comm: Communicator, output: torch.Tensor, tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """See :meth:`drivetrain.comm.Communicator.reduce_scatter_flat`."""
+    require_op("reduce_scatter_flat", op, CommunicationError)
+    if op == "average":
+        raise CommunicationError("reduce_scatter_flat has no average: take op='sum' and divide, or reduce_scatter.")
+    require_share(comm, "reduce_scatter_flat", output, tensor)
+    if comm.group is None:
+        return output.copy_(tensor)
+    started = comm.statistics.start(tensor)
+    native("reduce_scatter_single", "reduce_scatter_tensor")(output, tensor, op=NATIVE_OPS[op], group=comm.group)
+    others = comm.world_size - 1
+    comm.statistics.finish("reduce_scatter", started, output.nbytes * others, others, tensor.nbytes)
+    return output
+
+
 def _by_dtype(comm: Communicator, values: Any) -> list[torch.Tensor]:
     flats = [Flat(comm, value).tensor for value in values]
     return [torch.cat([f for f in flats if f.dtype == kind]) for kind in dict.fromkeys(f.dtype for f in flats)]
@@ -196,16 +214,37 @@ def _by_dtype(comm: Communicator, values: Any) -> list[torch.Tensor]:
 # -- the rule -------------------------------------------------------------------------------------------------------
 def require(op: str, dtype: torch.dtype, operation: str) -> None:
     """Raise where ``op`` of ``dtype`` is not defined; before anything is sent, so on every rank alike."""
-    if op not in OPS:
-        raise CommunicationError(
-            f"{operation} knows no op {op!r}: {nearest(_ELSEWHERE.get(op, op), OPS)} (of {', '.join(OPS)})."
-        )
+    require_op(operation, op, CommunicationError)
     if dtype not in _KNOWN:
         raise CommunicationError(f"{operation} cannot reduce {dtype}: convert it to a float or integer of torch's.")
     if op == "average" and dtype not in _FLOATING:
         raise CommunicationError(f"the average of {dtype} is not exact: use op='sum', or a float tensor.")
     if dtype in _COMPLEX and op not in ("sum", "average"):
         raise CommunicationError(f"the {op} of {dtype} is not defined over ranks: reduce real and imaginary parts.")
+
+
+def require_algorithm(comm: Communicator, algorithm: object) -> None:
+    """Raise where ``algorithm`` is neither a name for an all-reduce nor a schedule of one.
+
+    Raises:
+        ConfigurationError: with the nearest name.
+    """
+    if isinstance(algorithm, str):
+        if algorithm in ("auto", "native") or comm.knows(algorithm):
+            return
+        known = ["auto", "native", *schedules.names()]
+        if algorithm not in known:
+            raise ConfigurationError(f"all_reduce knows no algorithm {algorithm!r}: {nearest(algorithm, known)}")
+    elif not isinstance(algorithm, Schedule):
+        raise ConfigurationError(
+            f"algorithm={algorithm!r} of all_reduce is of type {type(algorithm).__name__}: pass a name, such as "
+            "'ring', or a Schedule."
+        )
+    elif algorithm.kind != "all_reduce":
+        raise ConfigurationError(
+            f"schedule {algorithm.name!r} is a {algorithm.kind}, not an all_reduce: make it of that kind, or run it "
+            "with drivetrain.comm.execute.run."
+        )
 
 
 def reduced(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.comm import schedules
-from drivetrain.comm.command import Parser, integers, topologies
+from drivetrain.comm.command import Parser, add_plot, integers, plot_place, topologies
 from drivetrain.comm.cost import CostModel, Link, bus_bandwidth, profile
 from drivetrain.comm.units import parse_bandwidth, parse_size, parse_time, shown_rate, shown_size, shown_time
-from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError
 
 
@@ -71,7 +71,7 @@ def parser() -> Parser:
     made.add_argument("--reduction", help="bytes that a worker adds in a second: 5GB/s (default: it takes no time)")
     made.add_argument("--model", metavar="FILE", help="a calibrated model instead of bandwidths and latencies")
     made.add_argument("--topologies", metavar="NAME,...", help="only these (default: all)")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw time and bus bandwidth over workers")
+    add_plot(made, "time and bus bandwidth over workers")
     made.add_argument("--json", action="store_true", help="print JSON, times in seconds and bandwidths in bytes/s")
     return made
 
@@ -83,8 +83,7 @@ def main(argv: Sequence[str]) -> int:
     size = parse_size(arguments.size)
     if arguments.per_host is not None and arguments.per_host < 1:
         raise ConfigurationError(f"--per-host {arguments.per_host} leaves no worker on a host: pass 1 or more.")
-    if arguments.plot is not None:
-        require_writable(arguments.plot, "--plot", image=True)
+    path = plot_place(arguments, f"scale-{shown_size(size).replace(' ', '')}")
     model = _model(
         arguments.model,
         arguments.bandwidth,
@@ -98,8 +97,10 @@ def main(argv: Sequence[str]) -> int:
         _print_json(found, size)
     else:
         _print_table(found, size)
-    if arguments.plot is not None:
-        plot(found, size, arguments.plot)
+    if path is not None:
+        plot(found, size, path)
+        # Standard output is for the program that reads JSON.
+        print(f"plot: {path}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
@@ -165,12 +166,10 @@ def plot(found: Sequence[Prediction], size: float, path: Path) -> None:
     """Time and bus bandwidth over the number of workers, a line per topology, as an image.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, or the file cannot be written.
+        ConfigurationError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError("--plot needs matplotlib: install drivetrain[docs].") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     times, speeds = figure.subplots(1, 2)
     for name in dict.fromkeys(one.topology for one in found):

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from drivetrain.comm.arguments import require_name, require_whole
 from drivetrain.errors import ConfigurationError
 
 Op = Literal["add", "copy"]
@@ -292,9 +293,8 @@ def require(algorithm: str, world_size: int, kind: Kind, kinds: Sequence[Kind], 
     Raises:
         ConfigurationError: there is no rank, the algorithm has no such kind, or the root is no rank.
     """
-    if world_size < 1:
-        raise ConfigurationError(f"a {algorithm} needs at least one rank, got world_size={world_size}: pass 1 or more.")
-    if kind not in kinds:
-        raise ConfigurationError(f"a {algorithm} has no kind {kind!r}: pass one of {', '.join(kinds)}.")
-    if not 0 <= root < world_size:
+    require_whole("world_size", world_size, whose=f" of a {algorithm}")
+    require_name(f"{algorithm} of kind", kind, kinds)
+    require_whole("root", root, 0, f" of a {algorithm}")
+    if root >= world_size:
         raise ConfigurationError(f"root={root} is no rank of {world_size}: pass 0 to {world_size - 1}.")

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Sequence
 
 from drivetrain import registry
+from drivetrain.comm.arguments import require_name, require_whole, require_whole_list
 from drivetrain.comm.schedule import Kind, Messages, Round, Schedule, Topology, Transfer
 from drivetrain.comm.topologies.chain import chain
 from drivetrain.comm.topologies.double_tree import double_tree
@@ -30,6 +31,7 @@ __all__ = [
     "names",
     "recursive_doubling",
     "ring",
+    "takes_hosts",
     "topology",
     "tree",
 ]
@@ -41,6 +43,7 @@ def topology(name: str) -> Topology:
     Raises:
         ConfigurationError: no installed distribution registers ``name``.
     """
+    require_name("topology", name, names())
     found: Topology = registry.load("topologies", name)
     return found
 
@@ -50,18 +53,27 @@ def names() -> list[str]:
     return registry.names("topologies")
 
 
+def takes_hosts(name: str) -> bool:
+    """Whether topology ``name`` takes a keyword ``hosts``: the ranks on each. Raises as :func:`topology`."""
+    return "hosts" in inspect.signature(topology(name)).parameters
+
+
 def make(name: str, world_size: int, hosts: Sequence[int] | None = None) -> Schedule:
     """The all-reduce of topology ``name`` for ``world_size`` ranks.
 
     Args:
         name: As registered.
         world_size: Number of ranks.
-        hosts: Number of ranks on each host; given to topologies that take it as a keyword of this name.
+        hosts: Number of ranks on each host; where there are several, topologies that take a keyword of this name get
+            it. On a single host all ranks are alike, so that these arrange them as they do without it.
 
     Raises:
         ConfigurationError: there is no such topology, or it cannot be made for these numbers.
     """
     made = topology(name)
-    if hosts is not None and "hosts" in inspect.signature(made).parameters:
+    require_whole("world_size", world_size)
+    if hosts is not None:
+        require_whole_list("hosts", hosts, "[4, 4]")
+    if hosts is not None and len(hosts) > 1 and takes_hosts(name):
         return made(world_size, hosts=hosts)  # type: ignore[call-arg]
     return made(world_size)

@@ -7,6 +7,7 @@ combined in the order that the schedule states, the receiver's own first, so the
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from drivetrain.comm.arguments import require_op, require_schedule
+from drivetrain.comm.callable_module import CallableModule
 from drivetrain.comm.schedule import OWNED, REDUCING, Messages, Op, RankRound, Schedule
-from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
+from drivetrain.errors import ConfigurationError, DrivetrainError
 
 Values = NDArray[Any]
 REDUCTIONS: dict[str, Callable[[Values, Values], Values]] = {
@@ -87,11 +90,11 @@ def simulate(
         None elsewhere; for reduce_scatter and scatter the rank's own part.
 
     Raises:
-        ConfigurationError: there is no such ``op``, or ``values`` do not fit the kind.
+        ConfigurationError: ``schedule`` is none, there is no such ``op``, or ``values`` do not fit the kind.
         ProtocolError: a packet is not what its receiver expects, does not come, or nobody expects it.
     """
-    if op not in REDUCTIONS:
-        raise ConfigurationError(f"there is no reduction {op!r}: {nearest(op, REDUCTIONS)}")
+    require_schedule(schedule, "simulate")
+    require_op("simulate", op)
     ranks = [_Rank(rank, schedule, bounds, held, op) for rank, (bounds, held) in enumerate(_laid_out(schedule, values))]
     if schedule.kind in REDUCING and op not in ("min", "max"):
         for rank in ranks:
@@ -173,6 +176,10 @@ def _headers(each: RankRound, number: int, messages: Messages) -> list[Header]:
 def _laid_out(schedule: Schedule, values: Sequence[ArrayLike | None]) -> list[tuple[Sequence[int], Values]]:
     """For each rank where the chunks lie in its buffer, and the buffer."""
     n, chunks, kind = schedule.world_size, schedule.chunks, schedule.kind
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise ConfigurationError(
+            f"{kind} over {n} ranks needs a list of values by rank, got a {type(values).__name__}: give one per rank."
+        )
     if len(values) != n:
         raise ConfigurationError(f"{kind} over {n} ranks needs as many values, got {len(values)}: give one per rank.")
     if kind in OWNED and chunks % n:
@@ -204,9 +211,14 @@ def _laid_out(schedule: Schedule, values: Sequence[ArrayLike | None]) -> list[tu
 
 
 def _flat(values: ArrayLike | None, rank: int) -> Values:
-    array = np.asarray(values)
-    if values is None or array.ndim != 1:
-        raise ConfigurationError(f"rank {rank} needs a flat sequence of numbers, got {values!r}.")
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = np.empty(())
+    if values is None or array.ndim != 1 or array.dtype.kind not in "biufcO":
+        raise ConfigurationError(
+            f"rank {rank} needs a flat sequence of numbers, got {values!r}: give it a list of them."
+        )
     return array
 
 
@@ -214,3 +226,6 @@ def _widened(values: Values) -> Values:
     kinds = {"b": np.int64, "i": np.int64, "u": np.uint64}
     wide = kinds.get(values.dtype.kind)
     return values if wide is None else values.astype(wide)
+
+
+sys.modules[__name__].__class__ = CallableModule

@@ -94,14 +94,20 @@ def of_exception(rank: int, error: BaseException) -> Failure:
 def of_exit_code(rank: int, code: int, when: float) -> Failure:
     """The failure of a worker that ended without a word: ``code`` is negative for a signal, as in ``Process``."""
     if code >= 0:
-        return Failure(rank, when, f"exited with code {code}", exit_code=code or 1, kind="death")
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+        return Failure(rank, when, way_of_ending(code), exit_code=code or 1, kind="death")
     # Gloo and NCCL abort a process that lost its peers; our own launcher terminates.
     echo = -code in (signal.SIGABRT, signal.SIGTERM)
-    return Failure(rank, when, f"killed by {name}", exit_code=128 - code, kind="death", secondary=echo)
+    return Failure(rank, when, way_of_ending(code), exit_code=128 - code, kind="death", secondary=echo)
+
+
+def way_of_ending(code: int) -> str:
+    """What a process did that ended with ``code``, as in ``Process.exitcode``."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def first_cause(failures: list[Failure]) -> Failure:

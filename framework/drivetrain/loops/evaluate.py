@@ -83,7 +83,7 @@ class EvaluateLoop:
             return []
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
-        by_step, trainer.by_step = None if trainer.by_step is None else False, None
+        by_step, trainer.published.by_step = None if trainer.published.by_step is None else False, None
         self.metrics.reset()
         # Within a fit a project may train on what it kept of a validation, which inference mode forbids.
         inference = trainer.inference_mode and trainer.stage != "fit"
@@ -97,7 +97,7 @@ class EvaluateLoop:
                 for source in self.sources:
                     source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
                     self._loader(source, limit)
-                self.metrics.batch, trainer.by_step = None, False
+                self.metrics.batch, trainer.published.by_step = None, False
                 if signals.pending() is None:
                     self._know_before(f"on_{stage}_epoch_end")
                     hooks(f"on_{stage}_epoch_end")
@@ -105,7 +105,7 @@ class EvaluateLoop:
                 hooks(f"on_{stage}_end")
                 hooks.of_module(f"on_{stage}_model_train")
         finally:
-            trainer.metrics, trainer.by_step = former, by_step
+            trainer.metrics, trainer.published.by_step = former, by_step
         return self.results
 
     def _know_before(self, hook: str) -> None:
@@ -113,7 +113,7 @@ class EvaluateLoop:
         trainer = self.trainer
         several = trainer.strategy.communicator.world_size > 1
         if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
-            trainer.publish(self.metrics.exchange(self.metrics.epoch_columns()), step=0, write=False)
+            trainer.published.publish(self.metrics.exchange(self.metrics.epoch_columns()), step=0, write=False)
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
@@ -130,7 +130,7 @@ class EvaluateLoop:
             if signals.pending() is not None and not strategy.data.lockstep:
                 break
             batch = trainer.to_device(micro)
-            metrics.batch, trainer.by_step = micro, True
+            metrics.batch, trainer.published.by_step = micro, True
             hooks(f"on_{stage}_batch_start", batch, micro.index, *loader)
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
@@ -144,10 +144,10 @@ class EvaluateLoop:
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
             if trainer.meanings.live_metrics:
                 self._write_step(source.index)
-        trainer.keep_metrics()  # of the last batch
-        trainer.by_step = False
+        trainer.published.keep()  # of the last batch
+        trainer.published.by_step = False
         if not trainer.sanity_checking:
-            trainer.keep_metrics()
+            trainer.published.keep()
         # Only now is it known of a stream. The first rank has a part of every batch that there is.
         if not found and source.length > 0 and trainer.is_global_zero and source.index not in self._told:
             self._told.add(source.index)
@@ -179,13 +179,13 @@ class EvaluateLoop:
         objects = metrics.torchmetrics(exchange.columns)
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
-        trainer.publish(epoch.joined(objects), step=step_done)
+        trainer.published.publish(epoch.joined(objects), step=step_done)
         self.results = self._by_loader(epoch.values | objects.values | epoch.own)
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         longest = 1 + max(by_batch, default=0)
         for batch in sorted(by_batch):
-            self.trainer.write_metrics(by_batch[batch], step=self._passes * longest + batch)
+            self.trainer.published.write(by_batch[batch], step=self._passes * longest + batch)
         self._passes += 1
 
     def _written(self, entry: Entry) -> bool:
@@ -202,7 +202,7 @@ class EvaluateLoop:
         }
         if columns and not trainer.sanity_checking:
             values = {name: float(found[name].steps[-1][1]) for name in columns}
-            trainer.write_metrics(Exchange(values, columns, [], []), step=self._seen.get(loader, 0), epoch=False)
+            trainer.published.write(Exchange(values, columns, [], []), step=self._seen.get(loader, 0), epoch=False)
         for entry in found.values():
             if self._written(entry):
                 del entry.steps[:-1]

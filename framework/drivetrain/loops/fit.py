@@ -7,23 +7,24 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
 from drivetrain import stage_data
-from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
-from drivetrain.loops.evaluate import Abandoned, takes
-from drivetrain.loops.names import Count, LoopNames, Progress
+from drivetrain.loops.evaluate import takes
+from drivetrain.loops.limits import Limits
+from drivetrain.loops.names import RunningLoop
 from drivetrain.loops.optimize import Optimization
 from drivetrain.loops.schedules import Schedules
-from drivetrain.loops.step import MicroStep
+from drivetrain.loops.step import MicroStep, mean_loss, share_of
+from drivetrain.loops.training_data import TrainingData
+from drivetrain.loops.validation import Validations
 from drivetrain.loops.windows import Window, Windows
-from drivetrain.sharding import BatchSource, MicroBatch
+from drivetrain.sharding import BatchSource
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -33,7 +34,7 @@ class EndEpoch(Exception):
     """``on_train_batch_start`` returned -1: no more batches in this epoch."""
 
 
-class FitLoop(LoopNames):
+class FitLoop(RunningLoop):
     """Trains. Its public attributes are where training stands; a checkpoint holds them.
 
     Attributes:
@@ -41,9 +42,9 @@ class FitLoop(LoopNames):
         batch: micro-batches of this epoch that are done.
         global_step: optimizer steps done (a step of several optimizers on one batch counts once).
         optimization, schedules: the optimizers and what a step goes through; the schedulers and when they step.
-        validated: whether the validation that is due after micro-batch ``batch`` has run.
+        limits, validations: when training is over; when it is validated.
+        data: what is read.
         ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
-        logged: the last step at which metrics were written because a log boundary fell on it.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
         same_weight: whether the micro-batches of a window weigh the same, whatever their samples.
@@ -60,32 +61,26 @@ class FitLoop(LoopNames):
         optimizer_steps: int = 0,
     ) -> None:
         self.trainer = trainer
-        self._source = source
-        self._order: dict[str, Any] = {}  # of a source that is not there yet
+        self.data = TrainingData(trainer, source, current_epoch)
         self.module = trainer.lightning_module
         self.strategy = trainer.strategy
         self.hooks = trainer.hooks
         self.metrics = trainer.metrics
         self.timing = trainer.timing
-        self.boundary = Boundary(trainer)
+        self.boundary = Boundary(trainer, global_step)
         self.epoch = current_epoch
         self.batch, self.batch_idx = 0, -1
-        self._in_batch = False
+        self.in_batch = False
         self.global_step = global_step
         self.same_weight = trainer.meanings.window == "batches"
-        self.validated = False
         self.ended = False
-        self.logged = global_step
         self.between_steps = True
         self.forward_only = False
         self.batches_seen = batches_seen
         self._at_each_batch = trainer.meanings.moments == "batch"
-        self._newest = 1  # batches since validation was thought of last: one, or a window's
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
-        self._validated_at = 0.0  # seconds of training at the last validation that time called for
-        self._read_in = current_epoch  # the epoch in which the training loaders were asked for last
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -97,6 +92,7 @@ class FitLoop(LoopNames):
         self._inner_losses: list[tuple[Any, float]] = []  # of the round: loss and weight of each inner step
         self.optimization = Optimization(self, optimizer_steps)
         self.schedules = Schedules(self)
+        self.limits, self.validations = Limits(self), Validations(self)
         self._early_end: EarlyEnd | None = None
         self._trainable = self._which_train()
 
@@ -107,71 +103,6 @@ class FitLoop(LoopNames):
     @property
     def optimizers(self) -> list[Optimizer]:
         return self.optimization.optimizers
-
-    @property
-    def source(self) -> BatchSource:
-        """The training data, asked for where it was not yet."""
-        if self._source is None:
-            self._source = stage_data.training(self.trainer)
-            self._source.load_state_dict(self._order)
-        return self._source
-
-    @source.setter
-    def source(self, source: BatchSource) -> None:
-        self._source = source
-
-    @property
-    def order(self) -> dict[str, Any]:
-        """What the order of the epoch's data comes from, for a checkpoint."""
-        return self._order if self._source is None else self._source.state_dict()
-
-    @order.setter
-    def order(self, order: dict[str, Any]) -> None:
-        self._order = order
-        if self._source is not None:
-            self._source.load_state_dict(order)
-
-    # -- what projects read of Lightning's loops ------------------------------------------------------------------
-    def setup_data(self) -> None:
-        """Ask for the training loaders now, where that was not done yet."""
-        self.trainer.open_training_data()
-
-    @property
-    def total_batch_idx(self) -> int:
-        """Number of the batch at hand, counted over epochs."""
-        return self.batches_seen - (not self._in_batch)
-
-    @property
-    def batch_progress(self) -> Progress:
-        """Counts of batches."""
-        done, total = self.batch_idx + 1 - self._in_batch, self.batches_seen
-        taken = self._in_batch
-        current = Count(done + taken, done + taken, done, done)
-        return Progress(current, Count(total + taken, total + taken, total, total), self.is_last_batch)
-
-    @property
-    def epoch_is_over(self) -> bool:  # type: ignore[override]
-        return self.ended
-
-    def begin_at(self, epoch: int) -> None:
-        """Go on from this epoch."""
-        self.epoch = epoch
-
-    @property
-    def done(self) -> bool:
-        """Whether the limits are reached."""
-        return self._done()
-
-    skip = done
-
-    @property
-    def restarting(self) -> bool:
-        """Whether the run goes on within an epoch of a checkpoint."""
-        return self.resumed
-
-    @property
-    def _batches_that_stepped(self) -> int:
-        return self.global_step
 
     @property
     def counted_steps(self) -> int:
@@ -190,16 +121,16 @@ class FitLoop(LoopNames):
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
-        source = self.source
+        source = self.data.source
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
-        if self._done() and not (self._unfinished() and self.is_last_batch):
+        if self.limits.over() and not (self.limits.unfinished() and self.is_last_batch):
             return
         self.schedules.start()
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
             source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
-        if self._validates_in_epoch():
+        if self.validations.in_epoch():
             stage_data.validation(trainer)
         hooks("on_train_start")
         self.timing.started = perf_counter()
@@ -207,7 +138,7 @@ class FitLoop(LoopNames):
         if hooks.module_has("on_train_batch_start") and dist.is_initialized() and not self.boundary.alone:
             self._early_end = EarlyEnd(trainer)
         try:
-            while self._unfinished() or not self._done():
+            while self.limits.unfinished() or not self.limits.over():
                 self._epoch()
         finally:
             if self._early_end is not None:
@@ -219,32 +150,7 @@ class FitLoop(LoopNames):
     @property
     def finished(self) -> bool:
         """Whether an earlier call of ``fit`` has come to the limits already."""
-        return self.global_step > 0 and self._done()
-
-    def _unfinished(self) -> bool:
-        """Whether a run was resumed within an epoch, of which at least the end is to be done, also at the end."""
-        trainer = self.trainer
-        return (
-            self.resumed
-            and (trainer.max_epochs == -1 or self.epoch < trainer.max_epochs)
-            and (trainer.max_steps == -1 or self.counted_steps <= trainer.max_steps)
-        )
-
-    def _done(self) -> bool:
-        trainer = self.trainer
-        if self._source is not None and self._source.length == 0:
-            return True
-        if trainer.max_steps != -1 and self.counted_steps >= trainer.max_steps:
-            return True
-        if trainer.max_epochs != -1 and self.epoch >= trainer.max_epochs:
-            return True
-        return self.cut or self._stop()
-
-    def _stop(self) -> bool:
-        """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""
-        trainer, boundary = self.trainer, self.boundary
-        wished = trainer.should_stop if boundary.alone else boundary.stop
-        return wished and self.epoch >= (trainer.min_epochs or 0) and self.counted_steps >= (trainer.min_steps or 0)
+        return self.global_step > 0 and self.limits.over()
 
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
@@ -264,7 +170,7 @@ class FitLoop(LoopNames):
             self.schedules.after_epoch(plateau=True)
         self.epoch += 1
         self.batch = 0
-        self.ended = self.validated = False
+        self.ended = self.validations.done = False
 
     def _which_train(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.module.parameters()]
@@ -280,21 +186,17 @@ class FitLoop(LoopNames):
         """The epoch's batches; False when training was stopped among them."""
         trainer, hooks = self.trainer, self.hooks
         resumed, self.resumed = self.resumed, False
-        every = trainer.reload_dataloaders_every_n_epochs
-        if every and self.epoch - self._read_in >= every:
-            self.source, self._read_in = stage_data.ask_again(trainer, "train")[0], self.epoch
-            self.source.open(keep=False)
-        self.source.set_epoch(self.epoch)
+        self.data.begin(self.epoch)
         self.forward_only = False
         hooks("on_train_epoch_start")
         self._follow_trainable()
-        windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
+        windows = Windows(self, self.data.source, self.batch, trainer.accumulate_grad_batches)
         trainer.restore_random_state()
         self._broken = False
         if resumed and self.batch:  # the checkpoint may be of a moment before any of this
             window = (self.batch - 1) % trainer.accumulate_grad_batches + 1
-            self._newest = 1 if self._at_each_batch else window
-            self.keep_log_boundary()
+            self.validations.newest = 1 if self._at_each_batch else window
+            self.boundary.keep_log_step()
             self._after_batches(self.batch - 1)
         try:
             self.strategy.run_epoch(self, windows)
@@ -313,22 +215,22 @@ class FitLoop(LoopNames):
         """Hooks of the epoch's end around the reduction of its metrics."""
         trainer, hooks, metrics, boundary = self.trainer, self.hooks, self.metrics, self.boundary
         phase.current.name = phase.BOUNDARY
-        trainer.keep_metrics()
-        trainer.by_step = False
+        trainer.published.keep()
+        trainer.published.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
-            trainer.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
+            trainer.published.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
         latest = {} if shown else metrics.latest_columns()
         exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
-        trainer.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
+        trainer.published.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
             metrics.reset()
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
-        self._obey(boundary.signal)
+        self.obey(boundary.signal)
 
     def __call__(self, source: Iterable[Window], *, inner: bool = False) -> None:
         """The batch loop (:class:`drivetrain.strategy.Run`)."""
@@ -339,19 +241,19 @@ class FitLoop(LoopNames):
                     self._window(window)
             self._inner = False
             return
-        if self._done_in_epoch():  # a checkpoint of the moment in which training was stopped
+        if self.limits.over_in_epoch():  # a checkpoint of the moment in which training was stopped
             self._broken = True
             return
         for window in source:
             self._window(window)
-            if self._done_in_epoch():
+            if self.limits.over_in_epoch():
                 self._broken = True
                 break
 
     def outer(self, samples: int, last: bool = True) -> None:
         """Count a round as one global step; what was logged in it, and its loss, are means over all its batches."""
-        self.is_last_batch, self.between_steps, self.validated = last, True, False
-        self._newest = 1
+        self.is_last_batch, self.between_steps, self.validations.done = last, True, False
+        self.validations.newest = 1
         self.batch += 1
         self.batches_seen += 1
         self.last_batch_size = samples
@@ -368,12 +270,6 @@ class FitLoop(LoopNames):
         self._after_batches(self.batch - 1)
         self.metrics.joined = None
 
-    def _done_in_epoch(self) -> bool:
-        trainer = self.trainer
-        if trainer.max_steps != -1 and self.counted_steps >= trainer.max_steps:
-            return True
-        return self._stop()
-
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
         trainer, hooks, batches, total = self.trainer, self.hooks, window.batches, window.total
@@ -384,15 +280,15 @@ class FitLoop(LoopNames):
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
-            self.is_last_batch, self.batch_idx, self._in_batch = micro.last, micro.index, True
+            self.is_last_batch, self.batch_idx, self.in_batch = micro.last, micro.index, True
             if total is None:
                 self.last_batch_size += micro.total
             batch = self.trainer.to_device(micro)
-            share = self._share(micro, window)
+            share = share_of(self, micro, window)
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
-            trainer.by_step = True
+            trainer.published.by_step = True
             if "on_train_batch_start" in hooks.active:
                 if hooks("on_train_batch_start", batch, step.index) == -1:
                     self.between_steps = True
@@ -418,14 +314,14 @@ class FitLoop(LoopNames):
             # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
             if number == final and (optimization.stepped or optimization.counts_each) and not self._inner:
                 self._count()
-                self.boundary.record(self.global_step, *_mean_loss(steps))
+                self.boundary.record(self.global_step, *mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
                 self.schedules.after_epoch(plateau=False)
             if not self._inner:
                 self.batch = micro.index + 1
                 self.batches_seen += 1
-                self.validated = False
-            self._in_batch = False
+                self.validations.done = False
+            self.in_batch = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
             if self._at_each_batch and not self.between_steps and not self._inner and self._within_window():
@@ -434,24 +330,11 @@ class FitLoop(LoopNames):
                 return
         if not self._inner:
             self.timing.samples += self.last_batch_size
-            self._newest = 1 if self._at_each_batch else len(batches)
+            self.validations.newest = 1 if self._at_each_batch else len(batches)
             self._after_batches(steps[-1].index)
         elif optimization.stepped:
-            loss, weight = _mean_loss(steps)
+            loss, weight = mean_loss(steps)
             self._inner_losses.append((loss, weight if steps[-1].weighted else weight * (total or 0.0)))
-
-    def _share(self, micro: MicroBatch, window: Window) -> float:
-        """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
-        if not self.same_weight:
-            assert window.total is not None
-            return micro.weight / window.total
-        ranks = self.strategy.data.size if self.source.own_stream else 1
-        return micro.weight / micro.total / len(window.batches) / ranks
-
-    def normalised(self, loss: torch.Tensor, share: float) -> torch.Tensor:
-        """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
-        divided = self.same_weight and self.trainer.accumulate_grad_batches > 1
-        return loss * (share * self.strategy.data.size) if divided else loss
 
     def _count(self) -> None:
         self.global_step += 1
@@ -460,151 +343,38 @@ class FitLoop(LoopNames):
 
     def _within_window(self) -> bool:
         """Validate where that is due among the batches of a window; whether training stops there, its step unmade."""
-        if self.trainer.validation is not None and self._validation_due(last=False):
-            self._validate()
-        return self._stop()
+        self.validations.run_if_due(last=False)
+        return self.limits.stop()
 
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
         if self.global_step >= boundary.next_step or boundary.wish_pending() or self.schedules.plateau_due:
             self._agree(index)
-        if self.trainer.validation is not None and not self.validated and self._validation_due(self.is_last_batch):
-            self._validate()
-        self.schedules.after_metrics()
+        self.validations.run_if_due(self.is_last_batch)
+        if self.schedules.plateau_due:
+            self.schedules.after_metrics()
         if boundary.signal is not None:
-            self._obey(boundary.signal)
+            self.obey(boundary.signal)
 
     # -- boundaries ---------------------------------------------------------------------------------------------
-    def _log_due(self) -> bool:
-        trainer = self.trainer
-        stopping = self._at_each_batch and self.boundary.alone and trainer.should_stop
-        return self.global_step != self.logged and (stopping or self.global_step % trainer.log_every_n_steps == 0)
-
-    def keep_log_boundary(self) -> None:
-        """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
-        if self._log_due():
-            self.boundary.next_step = self.global_step
-
     def _agree(self, index: int) -> None:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
         where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
         phase.current.name = phase.BOUNDARY
         clock = perf_counter()
-        at_log = self._log_due()
+        at_log = self.boundary.log_due()
         known = at_log or self.schedules.plateau_due
         of = None if trainer.meanings.live_metrics else index
         exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(of) if known else None)
         if at_log:
-            self.logged = self.global_step
+            self.boundary.logged = self.global_step
         if known:
-            trainer.publish(exchange, step=self.global_step - 1, write=at_log)
+            trainer.published.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
 
-    def _obey(self, signal: int | None) -> None:
+    def obey(self, signal: int | None) -> None:
         """Save and leave when the ranks agreed on a signal."""
         if signal is not None:
             self.trainer.interrupt(signal)
-
-    def _validates_in_epoch(self) -> bool:
-        every = self.trainer.check_val_every_n_epoch
-        return self.trainer.has_validation and (every is None or (self.epoch + 1) % every == 0)
-
-    def _validation_due(self, last: bool) -> bool:
-        trainer = self.trainer
-        every = trainer.check_val_every_n_epoch
-        if not self._validates_in_epoch():
-            return False
-        if self._stop():  # what training ends with is validated
-            return True
-        if trainer.val_check_seconds is not None:
-            return self._validation_time_over(trainer.val_check_seconds)
-        due = trainer.val_check_batch
-        if due == float("inf"):
-            return last
-        done = self.batches_seen if every is None else self.batch
-        return done // int(due) > (done - self._newest) // int(due)  # one due within a window comes after it
-
-    def _validation_time_over(self, seconds: float) -> bool:
-        """Whether so much training time passed since the last validation, of the rank that trained longest as the ranks
-        know it: they look at boundaries only, and one alone at its clock."""
-        boundary = self.boundary
-        now = boundary.seconds() if boundary.alone else boundary.agreed_seconds
-        if now - self._validated_at < seconds:
-            return False
-        self._validated_at = now
-        return True
-
-    def _validate(self) -> None:
-        self.validated = True  # before its end hooks run: a checkpoint made in them must not validate again
-        self.trainer.keep_metrics()  # of the training step; those of the same name that are logged now stay over them
-        self.trainer.training, self.trainer.evaluating = False, True
-        # Gradients of an incomplete window are kept; a module that optimises by hand may be accumulating.
-        if self.between_steps and (self.optimization.stepped or self.module.automatic_optimization):
-            self.hooks.of_module("on_validation_model_zero_grad")
-        random_state = rng.capture()
-        try:
-            self.trainer.validate_within_fit()
-        except Abandoned as stop:
-            self.validated = False
-            rng.restore(random_state)  # the checkpoint made now is of the moment before it
-            self._obey(stop.signal)
-        self.boundary.agree_to_stop(self.metrics)
-        self._obey(self.boundary.signal)
-
-    # -- state --------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "rounds": self.strategy.support.rounds,
-            "global_step": self.global_step,
-            "optimizer_steps": self.optimization.steps,
-            "validated": self.validated,
-            "ended": self.ended,
-            "logged": self.logged,
-            "plateau_due": self.schedules.plateau_due,
-            "stop": self.boundary.stop and self.boundary.stop_reason is None,  # a time limit may be another next time
-            "is_last_batch": self.is_last_batch,
-            "batches_seen": self.batches_seen,
-            "seconds": self.boundary.agreed_seconds,
-            "loss_curve": [list(point) for point in self.trainer.loss_curve],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
-        self._read_in = self.epoch
-        self.optimization.steps = state.get("optimizer_steps", self.global_step)
-        self.validated, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
-        self.schedules.plateau_due = state["plateau_due"]
-        self.trainer.should_stop = self.boundary.stop = state["stop"]
-        self.is_last_batch = state["is_last_batch"]
-        self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
-        self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
-        self._count_batches_anew(state.get("rounds", False))
-        self.resumed = self.batch > 0 or self.ended
-
-    def _count_batches_anew(self, rounds: bool) -> None:
-        """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
-        done; of one begun it makes the whole round."""
-        ours = self.strategy.support.rounds
-        if rounds != ours and self.batch > 0:
-            if not ours and self.source.length == float("inf"):  # nothing tells how many there were
-                self.ended = self.is_last_batch
-            done = 1 if ours or self.ended else int(self.source.length)
-            self.batch = done if self.is_last_batch else 0
-
-
-def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
-    """The loss of a window on this rank and its weight: a number where it is known, else a tensor on the device."""
-    if len(steps) == 1:
-        step = steps[0]
-        if step.loss is None:
-            return 0.0, 0.0
-        return (step.loss if step.value is None else step.value), step.share
-    parts = [(step.loss, step.share) for step in steps if step.loss is not None]
-    weight = sum(share for _, share in parts)
-    if weight == 0:
-        return 0.0, 0.0
-    return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight

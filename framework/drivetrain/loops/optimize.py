@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.step import MicroStep
-from drivetrain.optimizer import TrainOptimizer, needs_closure
+from drivetrain.optimizer import TrainOptimizer, needs_closure, zero_grad
 from drivetrain.strategy import SkipStep
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Optimization:
             if "on_before_zero_grad" in self.hooks.active:
                 self.hooks("on_before_zero_grad", optimizer)
             if self._default_zero:
-                optimizer.zero_grad()
+                zero_grad(optimizer)
             else:
                 self.module.optimizer_zero_grad(self.fit.epoch, self.fit.batch, optimizer)
 

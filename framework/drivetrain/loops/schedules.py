@@ -37,10 +37,9 @@ class Schedules:
             self.plateau_due = self._watches and bool(self._due("step", self._interval, plateau=True))
 
     def after_metrics(self) -> None:
-        """Step what watches a metric of the last step, which is known by now."""
-        if self.plateau_due:
-            self.plateau_due = False
-            self._step("step", self._interval, plateau=True)
+        """Step what watches a metric of the last step, which is known by now, where that is ``plateau_due``."""
+        self.plateau_due = False
+        self._step("step", self._interval, plateau=True)
 
     def after_epoch(self, *, plateau: bool) -> None:
         """Step what counts epochs: as soon as the batches are done, or (``plateau``) once the metrics are known."""

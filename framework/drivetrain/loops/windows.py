@@ -77,11 +77,7 @@ class Windows:
         timing, reader, k = self.fit.timing, self.reader, self.accumulate
         while True:
             clock = perf_counter() if timing.on else 0.0
-            batches: list[MicroBatch] = []
-            for micro in reader:
-                batches.append(micro)
-                if len(batches) == k:
-                    break
+            batches = list(islice(reader, k))
             total = float(batches[0].total) if len(batches) == 1 else float(sum(m.total for m in batches))
             if self.agrees:
                 agreed = self._agree(batches, total)

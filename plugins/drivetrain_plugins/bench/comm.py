@@ -2,7 +2,7 @@
 
 Repeats are interleaved and medians of the slowest rank's time; on a machine that others use they say little, so the
 load is shown too. Under torchrun the ranks of the job are measured; else processes of this machine, one GPU each with
---device cuda. The defaults take about a minute: all-reduces on 2 and 4 ranks.
+--device cuda. The defaults take a minute or two: all-reduces on 2 and 4 ranks.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.comm import measure, schedules
 from drivetrain.comm.calibrate import fitted, request, sizes_of
 from drivetrain.comm.calibration import NATIVE, Calibration, Hosts, stored
-from drivetrain.comm.command import Parser, integers
+from drivetrain.comm.command import Parser, add_plot, integers, plot_place
 from drivetrain.comm.cost import bus_bandwidth, predict
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.units import shown_rate, shown_size, shown_time
-from drivetrain.command_line import require_writable
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.launch import current_job
 from drivetrain_plugins.bench.comm_figure import plot
@@ -42,6 +41,7 @@ OTHERS: dict[str, dict[str, Topology]] = {
     "reduce": {"tree": schedules.tree, "chain": schedules.chain},
 }
 OPERATIONS = ("all_reduce", *OTHERS)
+SEGMENTED = "ring in {} segments"
 NEAR = 1.1  # auto is right where it takes at most so many times what the best choice took
 
 
@@ -80,15 +80,22 @@ def operations(comm: Communicator, names: Sequence[str]) -> dict[str, measure.Op
     made: dict[str, measure.Operation] = {}
     for name in names:
         operation, _, algorithm = name.partition("/")
-        if operation == "all_reduce":
+        if operation == "all_reduce" and algorithm in (NATIVE, *schedules.names()):
             made[name] = measure.all_reduces(comm, [algorithm])[algorithm]
         elif algorithm == NATIVE:
             made[name] = _native(comm, operation)
         else:
             from drivetrain.comm.execute import Executor
 
-            made[name] = Executor(OTHERS[operation][algorithm](comm.world_size, kind=operation), comm)
+            made[name] = Executor(_schedule(operation, algorithm, comm.world_size), comm)
     return made
+
+
+def _schedule(operation: str, algorithm: str, workers: int) -> Schedule:
+    """What no topology's name stands for."""
+    if operation == "all_reduce":
+        return schedules.ring(workers, int(algorithm.split()[2]))
+    return OTHERS[operation][algorithm](workers, kind=operation)
 
 
 def _native(comm: Communicator, operation: str) -> measure.Operation:
@@ -107,10 +114,12 @@ def _native(comm: Communicator, operation: str) -> measure.Operation:
     return own[operation]
 
 
-def algorithms(operation: str, only: Sequence[str] | None) -> list[str]:
-    """Of ``operation``, the transport's own first."""
+def algorithms(operation: str, only: Sequence[str] | None, segments: Sequence[int] = ()) -> list[str]:
+    """Of ``operation``, the transport's own first; the all-reduce of a ring in each number of ``segments`` too."""
     found = schedules.names() if operation == "all_reduce" else list(OTHERS[operation])
-    return [NATIVE, *(name for name in found if only is None or name in only)]
+    chosen = [NATIVE, *(name for name in found if only is None or name in only)]
+    cut = segments if operation == "all_reduce" and "ring" in chosen else ()
+    return [*chosen, *(SEGMENTED.format(number) for number in cut)]
 
 
 # -- what it comes to -----------------------------------------------------------------------------------------------
@@ -147,13 +156,13 @@ def rows_of(measured: measure.Measured, calibration: Calibration) -> Iterator[Ro
 def _predicted(
     calibration: Calibration, operation: str, algorithm: str, size: int, hosts: Hosts
 ) -> tuple[float | None, float | None]:
-    if operation == "all_reduce":
+    if operation == "all_reduce" and algorithm in (NATIVE, *schedules.names()):
         modelled = None if algorithm == NATIVE else calibration.predict(algorithm, size, hosts, corrected=False)
         return calibration.predict(algorithm, size, hosts), modelled
     if algorithm == NATIVE:
         return None, None
     world = calibration.worlds.get(hosts)
-    schedule = OTHERS[operation][algorithm](sum(hosts), kind=operation)
+    schedule = _schedule(operation, algorithm, sum(hosts))
     seconds = predict(schedule, size, calibration.model if world is None else world.model, hosts)
     return seconds, seconds
 
@@ -161,11 +170,11 @@ def _predicted(
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """Median errors of the predictions, and in how many cells ``auto`` takes what was measured to be best, or nearly.
 
-    A cell is a number of ranks and a size of the all-reduce.
+    A cell is a number of ranks and a size of the all-reduce; what is best is looked for among what has a name.
     """
     cells: dict[tuple[Hosts, int], list[Row]] = {}
     for row in rows:
-        if row.operation == "all_reduce":
+        if row.operation == "all_reduce" and row.algorithm in (NATIVE, *schedules.names()):
             cells.setdefault((row.hosts, row.size_bytes), []).append(row)
     within, lost = 0, []
     for cell in cells.values():
@@ -193,16 +202,21 @@ def parser() -> Parser:
     made = Parser(prog="python -m drivetrain.bench comm", description=__doc__)
     made.add_argument("--operations", default="all_reduce", metavar="NAME,...", help=f"all, or {', '.join(OPERATIONS)}")
     made.add_argument("--algorithms", metavar="NAME,...", help="only these beside the transport's own (default: all)")
+    made.add_argument(
+        "--segments",
+        metavar="N,...",
+        help="measure a ring in so many segments too (default: 2,4,8 with --device cuda, where it overlaps its phases)",
+    )
     made.add_argument("--sizes", default="4KB,32KB,256KB,2MB,25MB,100MB", metavar="SIZE,...", help="of the tensors")
     made.add_argument("--workers", default="2,4", help="numbers of ranks (2,4); a job has its own")
     made.add_argument(
         "--device", choices=("cpu", "cuda"), default="cpu", help="cpu: Gloo; cuda: NCCL, one GPU per rank"
     )
-    made.add_argument("--repeats", type=int, default=15, help="timings of each at most (15)")
+    made.add_argument("--repeats", type=int, default=21, help="timings of each at most (21)")
     made.add_argument("--seconds", type=float, default=1.5, help="for each size and number of ranks, about (1.5)")
     made.add_argument("--calibrate", action="store_true", help="calibrate anew for this sweep, whatever is stored")
     made.add_argument("--json", action="store_true", help="print JSON: seconds, bytes, bytes per second")
-    made.add_argument("--plot", type=Path, metavar="FILE.png", help="draw times, bandwidths and ratios over sizes")
+    add_plot(made, "times, bandwidths and ratios over sizes")
     return made
 
 
@@ -211,19 +225,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(None if argv is None else list(argv))
     if arguments.repeats < 1 or not arguments.seconds > 0:
         raise ConfigurationError("--repeats and --seconds must be above zero.")
-    if arguments.plot is not None:
-        require_writable(arguments.plot, "--plot", image=True)
     chosen = _chosen(arguments.operations, OPERATIONS, "operation")
     only = None
     if arguments.algorithms is not None:
         known = sorted({NATIVE, *schedules.names(), *(name for every in OTHERS.values() for name in every)})
         only = _chosen(arguments.algorithms, known, "algorithm")
-    names = tuple(f"{each}/{algorithm}" for each in chosen for algorithm in algorithms(each, only))
+    segments = arguments.segments or ("2,4,8" if arguments.device == "cuda" else "")
+    cut = sorted(set(integers(segments, "--segments", 2))) if segments else []
+    names = tuple(f"{each}/{algorithm}" for each in chosen for algorithm in algorithms(each, only, cut))
     sweep = measure.Request(
         operations, names, tuple(sizes_of(arguments.sizes)), arguments.repeats, arguments.seconds, arguments.device
     )
     job = current_job()
     in_job = job is not None and job.world_size > 1
+    path = plot_place(arguments, f"comm-{arguments.device}") if job is None or job.rank == 0 else None
     before = os.getloadavg()[0]
     found = _measured(sweep, arguments.workers, arguments.device, only, arguments.calibrate, in_job)
     if in_job and job is not None and job.rank > 0:
@@ -235,8 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({**result, "rows": [asdict(row) for row in rows]}, indent=1, allow_nan=False))
     else:
         _print(rows, arguments.device, load)
-    if arguments.plot is not None:
-        plot([row for row in rows if row.operation == chosen[0]], arguments.plot)
+    if path is not None:
+        plot([row for row in rows if row.operation == chosen[0]], path)
+        print(f"plot: {path}", file=sys.stderr if arguments.json else sys.stdout)
     return 0
 
 
@@ -258,7 +274,9 @@ def _measured(
     """The sweep on each number of ranks, and what predicts it: what is stored, else made first, on other sizes."""
     kept = None if anew else stored(device)
     # Shorter than the command's own, which is run once and kept.
-    quick = request(device, [name for name in schedules.names() if only is None or name in only] or None, seconds=0.5)
+    quick = request(
+        device, [name for name in schedules.names() if only is None or name in only] or None, repeats=5, seconds=0.5
+    )
     if in_job:
         first, second = measure.measure_here([quick, sweep])
         usable = kept is not None and second.hosts in kept.worlds

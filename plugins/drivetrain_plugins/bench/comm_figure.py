@@ -16,12 +16,10 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     """A row of three axes for each number of ranks, as an image; dashed: predicted times.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, or the file cannot be written.
+        ConfigurationError: the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigurationError("--plot needs matplotlib: install drivetrain[docs].") from error
+    from matplotlib.figure import Figure
+
     worlds = list(dict.fromkeys(row.hosts for row in rows))
     figure = Figure(figsize=(14, 4 * len(worlds)), layout="constrained")
     grid = figure.subplots(len(worlds), 3, squeeze=False)

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from drivetrain.comm.counts import shares_to_other_hosts
 from drivetrain.comm.schedule import Schedule
-from drivetrain.comm.schedules import names, topology
-from drivetrain.comm.topologies.hierarchical import hierarchical
+from drivetrain.comm.schedules import make, names, topology
 from drivetrain.command_line import Parser
 from drivetrain_plugins.bench.namespaces import LinkedHosts
 
@@ -67,24 +68,12 @@ def table(rows: Sequence[Row], ranks: int, megabytes: float, megabits: float) ->
     return "\n".join(lines)
 
 
-def schedule(name: str, ranks: int) -> Schedule:
-    """The schedule ``name`` for two hosts of ``ranks`` ranks each."""
-    if name == "hierarchical":
-        return hierarchical(2 * ranks, hosts=[ranks, ranks])
-    return topology(name)(2 * ranks)
-
-
 def between_hosts(plan: Schedule, host_of: Sequence[int], nbytes: float) -> list[float]:
     """Bytes of a tensor of ``nbytes`` that each host sends to others under ``plan``, by the host of each rank."""
-    sent = [0.0] * (max(host_of) + 1)
-    for each in plan.rounds:
-        messages = each.messages()
-        for source, destination, count in zip(
-            messages.source.tolist(), messages.destination.tolist(), messages.count.tolist(), strict=True
-        ):
-            if host_of[source] != host_of[destination]:
-                sent[host_of[source]] += count * nbytes / plan.chunks
-    return sent
+    sent = [Fraction(0)] * (max(host_of) + 1)
+    for host, share in zip(host_of, shares_to_other_hosts(plan, host_of), strict=True):
+        sent[host] += share
+    return [float(share) * nbytes for share in sent]
 
 
 def measure(algorithms: Sequence[str], ranks: int, nbytes: float, megabits: float, repeats: int) -> list[Row]:
@@ -117,7 +106,9 @@ def measure(algorithms: Sequence[str], ranks: int, nbytes: float, megabits: floa
         {
             "algorithm": name,
             "sent": found[name]["sent"],
-            "expected": None if name == NATIVE else between_hosts(schedule(name, ranks), host_of, nbytes),
+            "expected": None
+            if name == NATIVE
+            else between_hosts(make(name, 2 * ranks, [ranks, ranks]), host_of, nbytes),
             "seconds": statistics.median(found[name]["seconds"]),
             "all_seconds": found[name]["seconds"],
         }

@@ -1,9 +1,9 @@
 """What a trainer costs beside a hand-written loop: CPU time per optimizer step of a model so small that the rest shows.
 
 Every contestant trains the same MLP (20-64-2, batch 32, SGD) on the same list of batches, in this process, on one
-torch thread. Each run of a contestant is paired with a run of the hand-written loop right beside it (first and second
-by turns) and judged by the ratio of that pair, so that a machine that slows down or speeds up meanwhile slows both.
-Only the training itself is timed (between the hooks ``on_train_start`` and ``on_train_end``), not the set-up.
+torch thread. Each run of a contestant is paired with one of the hand-written loop and judged by the ratio of that pair.
+The two take turns, ``STINT`` steps each, so that a machine that slows down or speeds up meanwhile slows both. Only the
+training itself is timed (between the hooks ``on_train_start`` and ``on_train_end``), not the set-up.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from torch.optim import SGD
 from drivetrain.command_line import Parser
 
 Batch = tuple[Tensor, Tensor]
-# Trains on the batches and returns the CPU seconds that the training took.
-Contestant = Callable[["Batches"], float]
+# Trains on the batches; the CPU seconds that this took, and those of the hand-written loop on the same batches.
+Contestant = Callable[["Batches"], tuple[float, float]]
 
 WARM_UP_STEPS = 20
+STINT = 50  # steps: some milliseconds
 
 
 @dataclass(frozen=True)
@@ -72,21 +73,54 @@ class Batches:
         return iter(self.batches)
 
 
-def hand_written(data: Batches) -> float:
+class HandWritten:
     """The loop that everyone is measured against."""
-    net = network()
-    optimizer = SGD(net.parameters(), lr=0.01)
-    began = time.process_time()
-    for inputs, labels in data:
-        loss = cross_entropy(net(inputs), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return time.process_time() - began
+
+    def __init__(self) -> None:
+        self.net = network()
+        self.optimizer = SGD(self.net.parameters(), lr=0.01)
+
+    def __call__(self, batches: Sequence[Batch]) -> float:
+        """Train on ``batches``; the CPU seconds that it took."""
+        net, optimizer = self.net, self.optimizer
+        began = time.process_time()
+        for inputs, labels in batches:
+            loss = cross_entropy(net(inputs), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return time.process_time() - began
 
 
-def timed(base: type, log: bool) -> Any:
+class Pair:
+    """A contestant's run on ``batches`` and the hand-written loop's, by turns.
+
+    Attributes:
+        seconds: CPU time of the contestant and of the loop so far.
+    """
+
+    def __init__(self, batches: Sequence[Batch], loop: Callable[[Sequence[Batch]], float] | None = None) -> None:
+        self.batches, self.loop = batches, HandWritten() if loop is None else loop
+        self.seconds = (0.0, 0.0)
+        self._done = 0
+        self._since = 0.0
+
+    def start(self) -> None:
+        """The contestant begins."""
+        self._since = time.process_time()
+
+    def turn(self, step: int) -> None:
+        """The contestant has done ``step`` steps: now as many by hand."""
+        theirs = time.process_time() - self._since
+        by_hand = self.loop(self.batches[self._done : step])
+        self.seconds = self.seconds[0] + theirs, self.seconds[1] + by_hand
+        self._done = step
+        self._since = time.process_time()
+
+
+def timed(base: type, log: bool, pair: Pair) -> Any:
     """The MLP as a module on ``base`` (Lightning's class or ours: same hooks), which times its own training."""
+    steps = len(pair.batches)
 
     class Timed(base):
         def __init__(self) -> None:
@@ -97,13 +131,15 @@ def timed(base: type, log: bool) -> Any:
             return SGD(self.parameters(), lr=0.01)
 
         def on_train_start(self) -> None:
-            self.began = time.process_time()
+            pair.start()
 
         def on_train_end(self) -> None:
-            self.seconds = time.process_time() - self.began
+            pair.turn(steps)
 
     class TimedAndLogged(Timed):
         def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            if not batch_idx % STINT and batch_idx:
+                pair.turn(batch_idx)
             inputs, labels = batch
             loss = cross_entropy(self.net(inputs), labels)
             self.log("loss", loss)
@@ -111,20 +147,22 @@ def timed(base: type, log: bool) -> Any:
 
     class TimedOnly(Timed):
         def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+            if not batch_idx % STINT and batch_idx:
+                pair.turn(batch_idx)
             inputs, labels = batch
             return cross_entropy(self.net(inputs), labels)
 
     return TimedAndLogged() if log else TimedOnly()
 
 
-def fit(trainer: Any, base: type, log: bool, data: Batches) -> float:
-    module = timed(base, log)
-    trainer.fit(module, train_dataloaders=data)
+def fit(trainer: Any, base: type, log: bool, data: Batches) -> tuple[float, float]:
+    pair = Pair(data.batches)
+    trainer.fit(timed(base, log, pair), train_dataloaders=data)
     if trainer.global_step != len(data):
         raise RuntimeError(
             f"{trainer.global_step} steps were trained instead of {len(data)}: the timing means nothing."
         )
-    return module.seconds
+    return pair.seconds
 
 
 def quiet(log: bool) -> dict[str, Any]:
@@ -142,7 +180,7 @@ def quiet(log: bool) -> dict[str, Any]:
 def trainer(log: bool) -> Contestant:
     from drivetrain import Trainer, TrainModule
 
-    def run(data: Batches) -> float:
+    def run(data: Batches) -> tuple[float, float]:
         return fit(Trainer(strategy="single", devices=1, max_epochs=1, **quiet(log)), TrainModule, log, data)
 
     return run
@@ -154,7 +192,7 @@ def lightning(log: bool) -> Contestant:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
-    def run(data: Batches) -> float:
+    def run(data: Batches) -> tuple[float, float]:
         options = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, **quiet(log)}
         return fit(pl.Trainer(**options), pl.LightningModule, log, data)
 
@@ -164,17 +202,21 @@ def lightning(log: bool) -> Contestant:
 def accelerate() -> Contestant:
     from accelerate import Accelerator
 
-    def run(data: Batches) -> float:
+    def run(data: Batches) -> tuple[float, float]:
         accelerator = Accelerator(cpu=True)
         net = network()
         net, optimizer = accelerator.prepare(net, SGD(net.parameters(), lr=0.01))
-        began = time.process_time()
-        for inputs, labels in data:
+        pair = Pair(data.batches)
+        pair.start()
+        for number, (inputs, labels) in enumerate(data):
+            if not number % STINT and number:
+                pair.turn(number)
             loss = cross_entropy(net(inputs), labels)
             optimizer.zero_grad()
             accelerator.backward(loss)
             optimizer.step()
-        return time.process_time() - began
+        pair.turn(len(data))
+        return pair.seconds
 
     return run
 
@@ -221,15 +263,12 @@ def compare(contestants: dict[str, Contestant], steps: int, pairs: int) -> list[
     data, few = Batches(steps), Batches(WARM_UP_STEPS)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     with undisturbed():
-        for run in (hand_written, *contestants.values()):
+        for run in contestants.values():
             run(few)
-        for pair in range(pairs):
+        for _ in range(pairs):
             for name, run in contestants.items():
                 gc.collect()
-                if pair % 2:
-                    theirs, loop = run(data), hand_written(data)
-                else:
-                    loop, theirs = hand_written(data), run(data)
+                theirs, loop = run(data)
                 times[name].append((theirs / steps * 1e6, loop / steps * 1e6))
     return [
         Result(

@@ -4,7 +4,6 @@ with CURVE keys (elliptic-curve authentication and encryption, Bernstein's Curve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,6 @@ import zmq.auth.thread
 
 from drivetrain_plugins.parameter_server.departures import Departures
 from drivetrain_plugins.parameter_server.wire import HEADER_LIMIT
-
-Publish = Callable[[str, str], None]
-Read = Callable[[str], str]
 
 
 @dataclass(frozen=True)

@@ -85,14 +85,14 @@ def _preset(name: str, summary: str, options: type[ReplicatedOptions], stands_in
     )
 
 
-_REPLICATED = Support(compressors=ANY_COMPRESSOR, thaws=True, editable=True)
+_REPLICATED = Support(compressors=ANY_COMPRESSOR, thaws=True, editable=True, replicated=True)
 
 
 SINGLE = Declaration(
     name="single",
     summary="one process on one device",
     implementation="drivetrain_plugins.strategies.single:Single",
-    support=Support(max_world_size=1, thaws=True, editable=True),
+    support=Support(max_world_size=1, thaws=True, editable=True, replicated=True),
 )
 DDP = Declaration(
     name="ddp",

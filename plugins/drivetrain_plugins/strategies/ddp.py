@@ -2,7 +2,8 @@
 
 The module's step runs inside DistributedDataParallel's forward, so hooks and names of the user's module are untouched.
 Beside the user's parameters travels one scalar, the *ticket*: its gradient says how much weight the ranks contributed,
-so that skipped batches and losses with weights of their own (tokens) need no collective beyond the gradients'.
+so that skipped batches and losses with weights of their own (tokens) need no collective beyond the gradients'. It is
+above zero where losses had weights of their own, below where they had not, and zero where no rank had a loss.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _NO_BUFFER_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _KNOWN else "broadcast_buffers": False
 }
 _HALF = (torch.float16, torch.bfloat16)
+_WEIGHTLESS = 1e-30  # what the ticket says of a loss that weighs nothing: that there was one
 
 
 class _Replica(nn.Module):
@@ -60,10 +62,8 @@ class DistributedDataParallelStrategy(Strategy):
     its way before the next one is ready.
     """
 
-    replicated = True
     _replicas: DistributedDataParallel | None = None
     _synchronised = 0
-    _weighs = False  # whether the module weights its losses itself
     _ticket: torch.Tensor  # as it left the forward pass at hand
     _compressed: CompressedAverage | None = None
     _all_reduce: ScheduledAllReduce | None = None  # where the topology is not the backend's own
@@ -190,7 +190,7 @@ class DistributedDataParallelStrategy(Strategy):
                 replicas = self._replicas
                 assert replicas is not None
             self._replica.ticket.grad = None
-            self.weight, self.contributed = 0.0, False
+            self.weight, self.weighted, self.contributed = 0.0, False, False
         with nullcontext() if step.last else replicas.no_sync():
             with self.precision.forward_context():
                 loss, self._ticket = replicas(step.call, step.batch)
@@ -201,7 +201,7 @@ class DistributedDataParallelStrategy(Strategy):
                     self.contributed = True
                     if step.weighted:
                         self.weight += step.share
-                        self._weighs = True
+                        self.weighted = True
                     self.backward(loss, step.share, step.last, weighted=step.weighted)
                     step.after_backward()
                 elif step.last:
@@ -224,7 +224,8 @@ class DistributedDataParallelStrategy(Strategy):
             return
         factor = share if weighted else share * self.data.size
         scaled = self.precision.scale(loss if factor == 1.0 else loss * factor)
-        self._run_backward(torch.add(scaled, self._ticket, alpha=share), options)
+        told = (share or _WEIGHTLESS) if weighted else -share
+        self._run_backward(torch.add(scaled, self._ticket, alpha=told), options)
 
     def _join_with_zeros(self) -> None:
         """A rank without a loss must still take part in the reduction that the others are in."""
@@ -275,11 +276,14 @@ class DistributedDataParallelStrategy(Strategy):
             return
         weight = self._replica.ticket.grad
         assert weight is not None
-        # Only a rank that itself had nothing must ask whether the others had: no device is waited for otherwise.
-        if not self.contributed and float(weight) == 0.0:
-            raise SkipStep
-        if self._weighs:  # also where this rank's own weight is zero: the others divide too
-            self.scale_gradients(optimizer, torch.where(weight > 0, 1.0 / weight, 1.0))
+        # Only a rank that itself had nothing must ask what the others had: no device is waited for otherwise.
+        if not self.contributed:
+            total = float(weight)
+            if total == 0.0:
+                raise SkipStep
+            self.weighted = total > 0.0
+        if self.weighted:  # also where this rank's own weight is zero: the others divide too
+            self.scale_gradients(optimizer, torch.where(weight > 1e6 * _WEIGHTLESS, 1.0 / weight, 1.0))
 
     def _average_gradients(self, parameters: list[nn.Parameter]) -> None:
         """Average over ranks what any rank has a gradient for; a rank without one counts as zero."""

@@ -98,6 +98,9 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compu
         for network in networks_of(module):
             if not isinstance(network, FSDPModule):
                 fully_shard(network, mesh=mesh, reshard_after_forward=True)
+            assert isinstance(network, FSDPModule)
+            # What is trained is noted now, not in the first forward pass: a network may be toggled off in that one.
+            network._get_fsdp_state()._lazy_init()
         return
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:
@@ -152,7 +155,6 @@ class FullySharded(Strategy):
     mesh: DeviceMesh | None = None
     original: Original | None = None  # of the module that is held in shards
     _fits = False  # whether the ranks' running statistics part
-    _weighted = False  # whether the window's losses came with weights of their own
     _reductions = 0
 
     def connect(self, job: Job) -> None:
@@ -190,7 +192,6 @@ class FullySharded(Strategy):
         loss = super().forward_backward(step)
         if loss is None and self.mesh is not None:
             raise no_loss(self.job.rank)
-        self._weighted = step.weighted or (self._weighted and not step.first)
         return loss
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
@@ -199,7 +200,7 @@ class FullySharded(Strategy):
 
     def normalise(self, optimizer: Optimizer) -> None:
         # The weights of the other ranks' losses are not known here. All ranks ask, also one whose own weigh nothing.
-        if self.mesh is not None and self._weighted:
+        if self.mesh is not None and self.weighted:
             weight = torch.tensor(self.weight, dtype=torch.float64, device=self.communicator.device)
             self.weight = float(self.communicator.all_reduce(weight)) / self.data.size
         super().normalise(optimizer)

@@ -19,6 +19,7 @@ from drivetrain.named_optimizer import load_named_state, named_state, parameter_
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import Averaging
 from drivetrain_plugins.strategies.mean_state import mean_state
+from drivetrain_plugins.strategies.replicas import on_device
 
 
 class LocalReplicas(Strategy):
@@ -109,7 +110,8 @@ class LocalReplicas(Strategy):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         missing = [p.grad is None for p in parameters]
         device = parameters[0].device if parameters else self.device
-        marks = torch.tensor([float(not m) for m in missing] + [float(self.contributed), self.weight], device=device)
+        exact = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
+        marks = on_device([*(float(not m) for m in missing), float(self.contributed), self.weight], exact, device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         self.averaging.mean([*gradients, marks])
         self._sums = marks[-2], marks[-1]
@@ -125,8 +127,8 @@ class LocalReplicas(Strategy):
         contributed, weight = self._sums
         if not self.contributed and float(contributed) == 0.0:
             raise SkipStep
-        if self.weight or (not self.contributed and float(weight)):
-            self.scale_gradients(optimizer, 1.0 / weight)
+        if self.weighted or (not self.contributed and float(weight)):  # also where this rank's own weight is zero
+            self.scale_gradients(optimizer, torch.where(weight > 0, 1.0 / weight, 1.0))
 
     def after_step(self, step: int) -> None:
         self._dense += self._volume

@@ -41,7 +41,6 @@ class Mesh(Strategy):
     original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
     _fits = False  # whether the ranks' running statistics part
-    _weighted = False  # whether the window's losses came with weights of their own
     _reductions = 0
 
     def sizes(self, world_size: int) -> Sizes:
@@ -94,7 +93,6 @@ class Mesh(Strategy):
         loss = super().forward_backward(step)
         if loss is None and self.sharded:
             raise no_loss(self.job.rank)
-        self._weighted = step.weighted or (self._weighted and not step.first)
         self._reductions += self.sharded and (every or step.last)
         return loss
 
@@ -107,13 +105,13 @@ class Mesh(Strategy):
         if self.data.size == 1:
             return
         if self.sharded:  # FSDP did the gradients
-            if self._weighted:
+            if self.weighted:
                 weight = torch.tensor(self.weight, dtype=torch.float64, device=self.replicas.device)
                 self.weight = float(self.replicas.all_reduce(weight)) / self.data.size
             return
         known = [self.weight, float(self.contributed)]
         head = reduce_gradients(self.replicas, parameters_of(optimizer), known, self.data.size)
-        if self._weighted or not self.contributed:
+        if self.weighted or not self.contributed:
             self.weight, self.contributed = float(head[0]), bool(head[1] > 0)
 
     def normalise(self, optimizer: Optimizer) -> None:

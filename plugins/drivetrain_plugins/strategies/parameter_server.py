@@ -275,9 +275,14 @@ class ParameterServer(Strategy):
             for layout, held, answer in zip(self.layouts, self.held, answers, strict=True):
                 for key, value in layout.split(answer.tensors).items():
                     held[key].of(self.parameters[held[key].name].detach()).copy_(value)
-        self.known = fingerprint(self.parameters.values())
+        self._remember()
         self.version = tuple(answer.number("version") for answer in answers)
         self.staleness = [answer.fields["staleness"] for answer in answers]
+
+    def _remember(self) -> None:
+        """Know these weights from changed ones, on the workers that look: in ``sync`` the first one does for all."""
+        if self.job.rank == 0 or self.options.mode == "async":
+            self.known = fingerprint(self.parameters.values())
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     @contextmanager
@@ -331,7 +336,7 @@ class ParameterServer(Strategy):
                     if piece.name in known
                 },
             )
-        self.known = fingerprint(self.parameters.values())
+        self._remember()
         if self.options.embedded and self.fits:
             self.communicator.barrier()  # nobody may push before the server beside the first worker has taken it up
 

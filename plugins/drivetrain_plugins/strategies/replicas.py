@@ -30,13 +30,18 @@ def reduce_gradients(
     gradients = [local(p.grad) for p in trained if p.grad is not None]
     exact = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
     device = gradients[0].device if gradients else replicas.device
-    head = torch.tensor([*known, *present], dtype=exact, device=device)
+    head = on_device([*known, *present], exact, device)
     reduce(replicas, [head, *gradients], divisor)
     if absent:  # nobody has a gradient for some of them: the optimizer leaves them alone
         for p, count in zip(trained, head[len(known) :].tolist(), strict=True):
             if count == 0:
                 p.grad = None
     return head[: len(known)]
+
+
+def on_device(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``numbers`` as a tensor on ``device``, which is not waited for: it may still be at the backward pass."""
+    return torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def reduce(replicas: Communicator, tensors: Sequence[Tensor], divisor: float) -> None:

@@ -7,5 +7,3 @@ from drivetrain.strategy import Strategy
 
 class Single(Strategy):
     """The reference that every exact strategy is compared with."""
-
-    replicated = True

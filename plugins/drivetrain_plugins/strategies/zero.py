@@ -154,7 +154,7 @@ class Zero(Strategy):
 
     def _window_weight(self) -> float:
         """The window's total weight where the module weights its losses, else 0."""
-        if self.weight == 0.0 and self.contributed:
+        if self.contributed and not self.weighted:
             return 0.0
         known = torch.tensor([self.weight, float(self.contributed)], dtype=torch.float64)
         weight, contributed = self.communicator.all_reduce(known.to(self.communicator.device)).tolist()

@@ -14,6 +14,7 @@ from drivetrain.hooks import Hooks
 from drivetrain.logger import SilentLogger
 from drivetrain.loops.evaluate import EvaluateLoop
 from drivetrain.loops.fit import FitLoop
+from drivetrain.published import PublishedMetrics
 from drivetrain.sharding import BatchSource
 from drivetrain.timing import Timing
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 _KEPT = (
-    "loop", "hooks", "metrics", "by_step", "_shown", "agreed_metrics", "loggers", "callbacks", "max_steps",
+    "loop", "hooks", "metrics", "published", "loggers", "callbacks", "max_steps",
     "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
     "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch", "_validation_read_in",
 )  # fmt: skip
@@ -58,8 +59,7 @@ class Trial:
         trainer.validation = EvaluateLoop(trainer, "validation") if validates else None
         trainer.min_epochs = trainer.min_steps = None
         trainer.log_every_n_steps = 1  # the ranks agree after every step
-        trainer._shown = {"callback": {}, "log": {}, "bar": {}}
-        trainer.agreed_metrics, trainer.timing = {}, Timing()
+        trainer.published, trainer.timing = PublishedMetrics(trainer), Timing()
         trainer.hooks = Hooks(trainer, trainer.lightning_module, self.callbacks)
         return self
 
@@ -75,7 +75,7 @@ class Trial:
         trainer = self.trainer
         trainer.train_source = self.source() if source is None else source
         trainer.should_stop, trainer.stop_wish, trainer.loss_curve = False, None, []
-        trainer.metrics, trainer.by_step = trainer.new_metrics(), None
+        trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
         loop = trainer.loop = FitLoop(trainer, trainer.train_source, **self._counters)
         loop.use(self.optimizers)
         trainer.max_steps = loop.counted_steps + steps

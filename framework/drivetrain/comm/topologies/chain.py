@@ -5,8 +5,8 @@ Source: van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication
 
 from __future__ import annotations
 
+from drivetrain.comm.arguments import require_whole
 from drivetrain.comm.schedule import BROADCAST, REDUCE, Integers, Kind, Messages, Round, Schedule, require
-from drivetrain.errors import ConfigurationError
 
 
 def chain(world_size: int, kind: Kind = "broadcast", root: int = 0, segments: int = 8) -> Schedule:
@@ -23,8 +23,7 @@ def chain(world_size: int, kind: Kind = "broadcast", root: int = 0, segments: in
         ConfigurationError: there is no such rank or kind, or no segment.
     """
     require("chain", world_size, kind, ("all_reduce", "reduce", "broadcast"), root)
-    if segments < 1:
-        raise ConfigurationError(f"a chain cuts the tensor into at least one segment, got {segments}: pass 1 or more.")
+    require_whole("segments", segments, whose=" of a chain")
     steps = range(world_size - 2 + segments if world_size > 1 else 0)
     to_root = tuple(_round(REDUCE, step, world_size, root, segments) for step in steps)
     from_root = tuple(_round(BROADCAST, step, world_size, root, segments) for step in steps)

@@ -9,8 +9,8 @@ from collections import defaultdict
 
 import numpy as np
 
+from drivetrain.comm.arguments import require_whole
 from drivetrain.comm.schedule import BROADCAST, REDUCE, Integers, Messages, Op, Round, Schedule, require
-from drivetrain.errors import ConfigurationError
 
 NONE = -1
 
@@ -29,10 +29,7 @@ def double_tree(world_size: int, segments: int = 16) -> Schedule:
         ConfigurationError: there is no rank or no segment.
     """
     require("double tree", world_size, "all_reduce", ("all_reduce",))
-    if segments < 1:
-        raise ConfigurationError(
-            f"a double tree cuts halves into at least one segment, got {segments}: pass 1 or more."
-        )
+    require_whole("segments", segments, whose=" of a double tree")
     trees = _Trees(world_size, segments)
     length = trees.length
     up = tuple(trees.round(REDUCE, step, step, "add") for step in range(length))

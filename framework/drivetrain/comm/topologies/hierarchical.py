@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drivetrain.comm.arguments import require_whole_list
 from drivetrain.comm.schedule import ALL_GATHER, REDUCE_SCATTER, Integers, Messages, Op, Round, Schedule, require
 from drivetrain.errors import ConfigurationError
 
@@ -37,10 +38,13 @@ def hierarchical(world_size: int, hosts: Sequence[int] | None = None, levels: Se
     if hosts is not None and levels is not None:
         raise ConfigurationError("a hierarchical all-reduce takes hosts or levels, not both: leave one out.")
     if levels is not None:
+        require_whole_list("levels", levels, "[4, 2]")
         if min(levels, default=0) < 1 or math.prod(levels) != world_size:
             raise ConfigurationError(f"levels={list(levels)} do not multiply to world_size={world_size}: change one.")
         axes = _grid(levels)
     else:
+        if hosts is not None:
+            require_whole_list("hosts", hosts, "[4, 4]")
         sizes = list(hosts) if hosts is not None else balanced_hosts(world_size)
         if min(sizes, default=0) < 1 or sum(sizes) != world_size:
             raise ConfigurationError(f"hosts={sizes} do not add up to world_size={world_size}: change one.")

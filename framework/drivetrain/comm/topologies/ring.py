@@ -5,8 +5,8 @@ Source: Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
 
 from __future__ import annotations
 
+from drivetrain.comm.arguments import require_whole
 from drivetrain.comm.schedule import ALL_GATHER, REDUCE_SCATTER, Integers, Kind, Messages, Op, Round, Schedule, require
-from drivetrain.errors import ConfigurationError
 
 
 def ring(world_size: int, segments: int = 1, kind: Kind = "all_reduce") -> Schedule:
@@ -25,8 +25,7 @@ def ring(world_size: int, segments: int = 1, kind: Kind = "all_reduce") -> Sched
         ConfigurationError: a number is below one, or the ring has no such kind.
     """
     require("ring", world_size, kind, ("all_reduce", "reduce_scatter", "all_gather"))
-    if segments < 1:
-        raise ConfigurationError(f"a ring cuts its chunks into at least one segment, got {segments}: pass 1 or more.")
+    require_whole("segments", segments, whose=" of a ring")
     # After N - 1 additions rank r has the sum of chunk r + 1 - ahead. Alone, the scatter must end at chunk r.
     ahead = 1 if kind == "reduce_scatter" else 0
     scatter = _phase(REDUCE_SCATTER, world_size, segments, ahead, "add")

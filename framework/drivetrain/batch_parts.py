@@ -1,0 +1,93 @@
+"""A rank's part of a global batch: which samples it takes, and how they are cut out of what a loader collated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from drivetrain.strategy import Shard
+
+
+@dataclasses.dataclass(slots=True)
+class MicroBatch:
+    """One loader batch as a rank sees it.
+
+    Attributes:
+        batch: this rank's part.
+        index: number of the batch in its epoch and loader.
+        count: samples in ``batch``.
+        total: samples in the global batch.
+        copies: replicas that hold the same samples (1, or the number of replicas for a whole tail).
+        loader: number of the loader among several.
+        last: whether it is the loader's last batch of the epoch.
+        indices: numbers of the samples in the data set where a sampler chose them, else None.
+    """
+
+    batch: Any
+    index: int
+    count: int
+    total: int
+    copies: int = 1
+    loader: int = 0
+    last: bool = False
+    indices: list[Any] | None = None
+
+    @property
+    def weight(self) -> float:
+        """Samples that this rank stands for; the weights of all ranks sum to ``total``."""
+        return self.count / self.copies
+
+
+def part(total: int, shard: Shard, whole_tail: bool) -> tuple[slice, int]:
+    """The slice of ``total`` samples that ``shard`` takes, and how many replicas take the same."""
+    if shard.size == 1:
+        return slice(0, total), 1
+    if total < shard.size and whole_tail:
+        return slice(0, total), shard.size
+    base, extra = divmod(total, shard.size)
+    start = shard.rank * base + min(shard.rank, extra)
+    return slice(start, start + base + (shard.rank < extra)), 1
+
+
+def batch_size(batch: Any) -> int | None:
+    """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
+    if type(batch) in (tuple, list) and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:
+        return int(batch[0].shape[0])  # by far the most frequent batch, and this is called at every step
+    if isinstance(batch, torch.Tensor):
+        return int(batch.shape[0]) if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        parts: Iterable[Any] = batch.values()
+    elif isinstance(batch, (list, tuple)):
+        parts = batch
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = (getattr(batch, f.name) for f in dataclasses.fields(batch))
+    else:
+        shape = getattr(batch, "shape", None)  # numpy arrays
+        return int(shape[0]) if shape else None
+    for item in parts:
+        size = batch_size(item)
+        if size is not None:
+            return size
+    return None
+
+
+def take(batch: Any, total: int, rows: slice) -> Any:
+    """``rows`` of a collated batch of ``total`` samples: of every tensor, array and plain list of that length."""
+    if isinstance(batch, torch.Tensor) or (hasattr(batch, "shape") and hasattr(batch, "__getitem__")):
+        return batch[rows] if batch.ndim and batch.shape[0] == total else batch
+    if isinstance(batch, Mapping):
+        return {key: take(value, total, rows) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(take(value, total, rows) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == total and all(isinstance(item, (str, bytes, int, float, type(None))) for item in batch):
+            return batch[rows]
+        return type(batch)(take(value, total, rows) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return dataclasses.replace(
+            batch, **{f.name: take(getattr(batch, f.name), total, rows) for f in dataclasses.fields(batch)}
+        )
+    return batch

@@ -1,0 +1,102 @@
+"""Validation within a fit: when it is due, and what surrounds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from drivetrain import stage_data
+from drivetrain.checkpoint import rng
+from drivetrain.loops.evaluate import Abandoned, EvaluateLoop
+
+if TYPE_CHECKING:
+    from drivetrain.loops.fit import FitLoop
+
+
+class Validations:
+    """The validations of a fit.
+
+    Attributes:
+        done: whether the validation that is due after the micro-batch at hand has run.
+        newest: batches since validation was thought of last: one, or a window's.
+    """
+
+    def __init__(self, fit: FitLoop) -> None:
+        self.fit, self.trainer = fit, fit.trainer
+        self.done = False
+        self.newest = 1
+        self._timed_at = 0.0  # seconds of training at the last one that time called for
+        self._read_in = fit.epoch  # the epoch in which the loaders were asked for last
+
+    # -- when ---------------------------------------------------------------------------------------------------
+    def in_epoch(self) -> bool:
+        """Whether this epoch is one with validation."""
+        every = self.trainer.check_val_every_n_epoch
+        return self.trainer.has_validation and (every is None or (self.fit.epoch + 1) % every == 0)
+
+    def _due(self, last: bool) -> bool:
+        fit, trainer = self.fit, self.trainer
+        every = trainer.check_val_every_n_epoch
+        if not self.in_epoch():
+            return False
+        if fit.limits.stop():  # what training ends with is validated
+            return True
+        if trainer.val_check_seconds is not None:
+            return self._time_over(trainer.val_check_seconds)
+        due = trainer.val_check_batch
+        if due == float("inf"):
+            return last
+        done = fit.batches_seen if every is None else fit.batch
+        return done // int(due) > (done - self.newest) // int(due)  # one due within a window comes after it
+
+    def _time_over(self, seconds: float) -> bool:
+        """Whether so much training time passed since the last validation, of the rank that trained longest as the ranks
+        know it: they look at boundaries only, and one alone at its clock."""
+        boundary = self.fit.boundary
+        now = boundary.seconds() if boundary.alone else boundary.agreed_seconds
+        if now - self._timed_at < seconds:
+            return False
+        self._timed_at = now
+        return True
+
+    # -- what ---------------------------------------------------------------------------------------------------
+    def run_if_due(self, last: bool) -> None:
+        """Validate if that is due after the batch at hand and was not done yet; ``last``: of the epoch."""
+        if not self.done and self._due(last):
+            self._run()
+
+    def _run(self) -> None:
+        fit, trainer = self.fit, self.trainer
+        self.done = True  # before its end hooks run: a checkpoint made in them must not validate again
+        trainer.published.keep()  # of the training step; those of the same name that are logged now stay over them
+        trainer.training, trainer.evaluating = False, True
+        # Gradients of an incomplete window are kept; a module that optimises by hand may be accumulating.
+        if fit.between_steps and (fit.optimization.stepped or fit.module.automatic_optimization):
+            fit.hooks.of_module("on_validation_model_zero_grad")
+        random_state = rng.capture()
+        try:
+            loop = self._loop()
+            if loop is not None:
+                loop.run()
+            trainer.training, trainer.evaluating = True, False
+            torch.set_grad_enabled(True)
+        except Abandoned as stop:
+            self.done = False
+            rng.restore(random_state)  # the checkpoint made now is of the moment before it
+            fit.obey(stop.signal)
+        fit.boundary.agree_to_stop(fit.metrics)
+        fit.obey(fit.boundary.signal)
+
+    def _loop(self) -> EvaluateLoop | None:
+        """What validates, its loaders asked for again where it is time; None where there turns out to be no data."""
+        trainer = self.trainer
+        asked_before = trainer.validation is not None and bool(trainer.validation.sources)
+        loop = stage_data.validation(trainer)
+        every = trainer.reload_dataloaders_every_n_epochs
+        if not asked_before:
+            self._read_in = trainer.current_epoch
+        elif loop is not None and every and trainer.current_epoch - self._read_in >= every:
+            loop.use(stage_data.ask_again(trainer, "val"))
+            self._read_in = trainer.current_epoch
+        return loop

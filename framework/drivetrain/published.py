@@ -1,0 +1,115 @@
+"""What is made known of metrics while a run goes on: to callbacks, to the progress bar, to the loggers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from drivetrain.metric_entries import Entry
+    from drivetrain.metric_exchange import Exchange
+    from drivetrain.trainer import Trainer
+
+
+class PublishedMetrics:
+    """The newest value of every metric, by name, for each of those who read them.
+
+    Attributes:
+        by_step: where what a rank logs is shown at once: whether it is looked at within a step (True) or at an epoch's
+            end (False); None: not at all.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.by_step: bool | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is known."""
+        self._callback: dict[str, torch.Tensor] = {}
+        self._log: dict[str, torch.Tensor] = {}
+        self._bar: dict[str, float] = {}
+        self._agreed: dict[str, float] = {}  # of what each rank knows its own value of: the first rank's
+
+    # -- reading ------------------------------------------------------------------------------------------------
+    @property
+    def callback(self) -> dict[str, torch.Tensor]:
+        """What was logged; of what is logged by step and by epoch the epoch's value also without suffix."""
+        for entry, name, value in self._current():
+            if self.trainer.training or not self.by_step:
+                self._callback[entry.title] = self._callback[name] = value
+        return self._callback
+
+    @property
+    def logged(self) -> dict[str, torch.Tensor]:
+        """What the loggers are given."""
+        self._log.update({name: value for entry, name, value in self._current() if entry.logger})
+        return self._log
+
+    @property
+    def bar(self) -> dict[str, float]:
+        """What the progress bar shows, as numbers."""
+        self._bar.update({name: float(value) for entry, name, value in self._current() if entry.prog_bar})
+        return self._bar
+
+    def keep(self) -> None:
+        """Keep what is shown now, also when its step or epoch is over."""
+        _ = self.callback, self.logged, self.bar
+
+    def _current(self) -> list[tuple[Entry, str, torch.Tensor]]:
+        """What this rank has logged in the step or epoch at hand, where that is shown at once."""
+        trainer = self.trainer
+        if not trainer.meanings.live_metrics or self.by_step is None or trainer.metrics is None:
+            return []
+        return list(trainer.metrics.current(self.by_step, trainer.world_size == 1))
+
+    def monitored(self, name: str) -> torch.Tensor | None:
+        """The metric ``name``, the same on all ranks; see :meth:`drivetrain.Trainer.monitored`."""
+        if self.trainer.world_size > 1 and name in self._agreed:
+            return torch.tensor(self._agreed[name], dtype=torch.float64)
+        return self.callback.get(name)
+
+    # -- making known -------------------------------------------------------------------------------------------
+    def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
+        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
+        checking = self.trainer.sanity_checking
+        if checking and self.trainer.meanings.live_metrics:
+            return
+        for name, value in exchange.values.items():
+            column = exchange.columns[name]
+            if name in exchange.own:
+                self._agreed[name] = self._agreed[column.title] = value
+                value = exchange.own[name]
+            self._callback[name] = self._callback[column.title] = torch.tensor(value, dtype=torch.float64)
+            if column.prog_bar:
+                self._bar[name] = value
+        if write and not checking:
+            self.write(exchange, step)
+
+    def write(self, exchange: Exchange, step: int, epoch: bool = True) -> None:
+        """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called
+        ``step`` was logged. ``epoch``: beside the number of the epoch."""
+        known = exchange.values | exchange.own
+        scalars = {name: value for name, value in known.items() if exchange.columns[name].logger}
+        if not scalars:
+            return
+        self._log.update({name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()})
+        if epoch:
+            if "step" in scalars:
+                step = int(scalars.pop("step"))
+            else:
+                scalars.setdefault("epoch", self.trainer.current_epoch)
+        if self.trainer.is_global_zero:
+            for logger in self.trainer.loggers:
+                logger.log_metrics(dict(scalars), step=max(0, step))
+
+    # -- between processes --------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """What is known, for the process that started this worker."""
+        return {"callback": self.callback, "logged": self.logged, "bar": self.bar, "agreed": self._agreed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Know this instead. A checkpoint does not say what the ranks agreed upon."""
+        self._callback, self._log, self._bar = state["callback"], state["logged"], state["bar"]
+        self._agreed = state.get("agreed", self._agreed)
