@@ -34,6 +34,8 @@ class Meanings:
         examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
             logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         extra_keys: what becomes of keys of ``configure_optimizers`` that mean nothing: ``"raise"`` or ``"warn"``.
+        trials: whether the trial of a rate range test is training only (``"train"``) or has its validations, too
+            (``"validate"``).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
@@ -61,6 +63,7 @@ class Meanings:
     checks_resumed: bool = False
     examples: str = "kept"
     extra_keys: str = "raise"
+    trials: str = "train"
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +91,7 @@ LIGHTNING = Meanings(
     checks_resumed=True,
     examples="drawn",
     extra_keys="warn",
+    trials="validate",
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},

@@ -110,9 +110,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module, stage, hooks, strategy = request.module, request.stage, trainer.hooks, trainer.strategy
     _prepare_data(trainer, request)
     if request.datamodule is not None:
-        request.datamodule.setup(stage)
+        request.datamodule.setup(stage=stage)
     hooks.of_callbacks("setup", stage)
-    module.setup(stage)
+    module.setup(stage=stage)
     with strategy.init_context():
         module.configure_sharded_model()
         module.configure_model()
@@ -131,9 +131,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
-        request.datamodule.teardown(stage)
+        request.datamodule.teardown(stage=stage)
     hooks.of_callbacks("teardown", stage)
-    module.teardown(stage)
+    module.teardown(stage=stage)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
     return result

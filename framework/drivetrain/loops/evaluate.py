@@ -89,11 +89,13 @@ class EvaluateLoop:
         by_step, trainer.published.by_step = None if trainer.published.by_step is None else False, None
         self.metrics.reset()
         self.has_run = False
-        no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
+        # Within a fit a project may train on what it kept of a validation, which inference mode forbids.
+        inference = trainer.inference_mode and trainer.stage != "fit"
+        no_grad = torch.inference_mode if inference else torch.no_grad
         try:
             trainer.remember_modes()
-            hooks.of_module(f"on_{stage}_model_eval")
             with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+                hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")
                 for source in self.sources:
@@ -105,7 +107,7 @@ class EvaluateLoop:
                     hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
-            hooks.of_module(f"on_{stage}_model_train")
+                hooks.of_module(f"on_{stage}_model_train")
         finally:
             trainer.metrics, trainer.published.by_step = former, by_step
         return self.results
@@ -255,16 +257,16 @@ class PredictLoop:
         hooks, module = trainer.hooks, trainer.lightning_module
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         trainer.remember_modes()
-        hooks.of_module("on_predict_model_eval")
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+            hooks.of_module("on_predict_model_eval")
             hooks("on_predict_start")
             hooks("on_predict_epoch_start")
             for source, found, chosen in zip(self.sources, self._found, self.epoch_batch_indices, strict=True):
                 self._loader(source, arguments, found, chosen)
             hooks("on_predict_epoch_end")
             hooks("on_predict_end")
-        hooks.of_module("on_predict_model_train")
+            hooks.of_module("on_predict_model_train")
         return self._found
 
     def _loader(
