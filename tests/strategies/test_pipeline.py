@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.distributed.pipelining  # before the workers are forked
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Trainer
 from drivetrain.declaration import Plan, conflicts
@@ -19,7 +18,6 @@ from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
 from drivetrain_plugins.strategies.pipeline_cut import balance
 from drivetrain_plugins.strategies.pipeline_schedule import runs
-from recipes.mnist.module import MnistClassifier
 from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
 from tests.runs import QUIET, Classifier, difference, loader, seeded, train
 from tests.strategies.gpt import tiny_gpt
@@ -111,22 +109,6 @@ def test_both_ends_draw_the_same_numbers(tmp_path: Path) -> None:
     assert first["draws"] == last["draws"][1:]  # once more on the last, to learn the shapes
     assert len(set(first["draws"])) == 6 * 4  # other numbers for each piece
     assert torch.equal(first["after"], last["after"])
-
-
-def test_a_module_that_is_its_own_network() -> None:
-    """The MNIST net on a few random images, without its dropout."""
-    generator = torch.Generator().manual_seed(1)
-    images = torch.rand(10, 1, 28, 28, generator=generator, dtype=torch.float64)
-    data = DataLoader(TensorDataset(images, torch.randint(10, (10,), generator=generator)), batch_size=4)
-
-    def make() -> Any:
-        return seeded(lambda: MnistClassifier(dropout=0.0, optimizer=partial(torch.optim.SGD, lr=0.05)))
-
-    found = difference(
-        train(make, data=data, validation=data, max_epochs=1),
-        train(make, "pipeline", 2, data=data, validation=data, max_epochs=1),
-    )
-    assert max(found.values()) < 1e-10
 
 
 # -- evaluation and state ---------------------------------------------------------------------------------------

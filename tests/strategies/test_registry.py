@@ -6,19 +6,23 @@ import os
 import signal
 import threading
 import time
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Callback, Trainer
+from drivetrain import Callback, Trainer, TrainModule
 from drivetrain.errors import WorkerError
 from drivetrain.seeding import seed_everything
 from drivetrain.support import declarations
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
+from recipes.mnist.module import MnistClassifier
 from tests.patience import SOON
 from tests.resume.runs import assert_same
-from tests.runs import QUIET
+from tests.runs import QUIET, Outcome, difference, seeded, train
 from tests.strategies.cells import Cell, cells, one_each, presets
 from tests.strategies.gpt import TinyGPT, three_heads, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
@@ -29,6 +33,36 @@ from tests.strategies.parity import check_parity
 def test_parity(cell: Cell) -> None:
     make = three_heads if cell.devices == 3 else tiny_gpt
     check_parity(cell.strategy, cell.devices, cell.declaration.support.tolerance, make, cell.precision)
+
+
+class Digits(MnistClassifier):
+    """The recipe's net without its dropout, whose draws differ from rank to rank."""
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        return {"classifier.0": "columns", "classifier.3": "rows"}
+
+
+def digits() -> TrainModule:
+    return seeded(lambda: Digits(dropout=0.0, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9)))
+
+
+def images(count: int) -> DataLoader[Any]:
+    """Random ones, in batches of 4."""
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.rand(count, 1, 28, 28, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(pixels, torch.randint(10, (count,), generator=generator)), batch_size=4)
+
+
+@cache
+def read_by_single(precision: str) -> Outcome:
+    return train(digits, data=images(10), validation=images(6), max_epochs=1, precision=precision)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in one_each() if cell.exact and cell.devices > 1], ids=str)
+def test_parity_of_the_net_that_reads_digits(cell: Cell) -> None:
+    options: dict[str, Any] = {"validation": images(6), "max_epochs": 1, "precision": cell.precision}
+    run = train(digits, cell.strategy, cell.devices, data=images(10), **options)
+    assert max(difference(read_by_single(cell.precision), run).values()) < cell.declaration.support.tolerance
 
 
 def test_every_strategy_says_what_it_keeps() -> None:

@@ -16,7 +16,7 @@ from drivetrain_plugins.strategies.fsdp import blocks_of
 from drivetrain_plugins.strategies.tensor_plan import plan_of
 from recipes.char_lm.model import Attention
 from recipes.mnist.module import MnistClassifier
-from tests.runs import QUIET, Classifier, dataset, difference, loader, train
+from tests.runs import QUIET, Classifier, Gan, dataset, difference, loader, seeded, train
 from tests.strategies.gpt import TinyGPT, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
 
@@ -231,6 +231,24 @@ class Manual(TinyGPT):
 def test_manual_optimisation_under_fsdp() -> None:
     options: dict[str, Any] = {"data": token_loader(), "validation": token_loader(23, 5, False), "max_epochs": 2}
     assert max(difference(train(Manual, **options), train(Manual, "fsdp", 2, **options)).values()) < 1e-10
+
+
+class DeepGan(Gan):
+    """The critic has blocks, is first called while it is toggled off, and once more without a backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = seeded(lambda: nn.Sequential(*(nn.Sequential(nn.Linear(6, n), nn.Tanh()) for n in (6, 6, 1))))
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+        self.log("looked", self.critic(batch[0]).mean(), on_epoch=True)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("64-true", 1e-10), ("bf16-mixed", 3e-2)])
+def test_optimizers_that_take_turns_under_fsdp(precision: str, bound: float) -> None:
+    options: dict[str, Any] = {"precision": precision, "max_steps": 8, "gradient_clip_val": 0.5}
+    assert max(difference(train(DeepGan, **options), train(DeepGan, "fsdp", 2, **options)).values()) < bound
 
 
 class Loose(Classifier):

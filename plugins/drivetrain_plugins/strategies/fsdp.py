@@ -98,6 +98,9 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compu
         for network in networks_of(module):
             if not isinstance(network, FSDPModule):
                 fully_shard(network, mesh=mesh, reshard_after_forward=True)
+            assert isinstance(network, FSDPModule)
+            # What is trained is noted now, not in the first forward pass: a network may be toggled off in that one.
+            network._get_fsdp_state()._lazy_init()
         return
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:

@@ -38,8 +38,6 @@ FSDP = Declaration(
     options=FullyShardedOptions,
     support=Support(
         precisions=ALL_PRECISIONS - {"16-mixed"},
-        # FSDP2 notes which parameters are trained when it first runs, and modules with several optimizers toggle that.
-        several_optimizers=False,
         closures=False,
     ),
     check=_check,
