@@ -29,7 +29,7 @@ from drivetrain.cli.compose import CONFIG_NAME, VERSION_BASE, composed, probes, 
 from drivetrain.cli.execute import execute
 from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
-from drivetrain.cli.request import Request, check, check_writable
+from drivetrain.cli.request import Request, check, check_resume, check_writable
 from drivetrain.cli.table import Outcome, show
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted
 from drivetrain.launch.environment import detect
@@ -139,6 +139,8 @@ def _dispatch(command: Command) -> int:
     request = check(_without_hydra(config))
     folder = Path(config.hydra.run.dir).absolute()
     check_writable(folder)
+    if request.job.node_rank == 0:
+        check_resume(request, folder)
     more = [_assign("hydra.run.dir", folder)]
     if request.job.node_rank > 0:
         more.append("hydra.output_subdir=null")  # the run folder is the first node's; here are this node's logs

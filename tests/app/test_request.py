@@ -47,6 +47,8 @@ BAD = [
     ("backend=mpi", ["backend=mpi", "gloo"]),
     ("backend=nccl accelerator=cpu", ["nccl", "gloo"]),
     ("resume=no/such", ["no/such", "auto"]),
+    ("resume=.", ["resume=.", "neither a checkpoint nor a run folder"]),
+    ("resume=last", ["resume=last", "no checkpoint in", "hydra.run.dir"]),
     ("model=none", ["model"]),
     ("model._target_=nowhere.Net", ["nowhere", "model._target_"]),
     ("+callbacks.early_stoping.monitor=a", ["early_stoping", "'early_stopping'"]),

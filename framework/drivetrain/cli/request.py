@@ -121,6 +121,19 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
+def check_resume(request: Request, folder: Path) -> None:
+    """Refuse ``resume=last`` and ``best`` where the run folder has no checkpoints yet."""
+    if request.job.resume not in ("last", "best"):
+        return
+    own = (request.config.get("checkpoint") or {}).get("dir")
+    place = folder / "checkpoints" if own is None else Path(str(own))
+    if not place.is_dir() or not any(place.iterdir()):
+        raise ConfigurationError(
+            f"resume={request.job.resume}: there is no checkpoint in {place}: set hydra.run.dir to the folder of the"
+            " run to go on with, or give a checkpoint"
+        )
+
+
 def _group(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     group = values.get(name)
     if group is None:
@@ -215,10 +228,12 @@ def _target(group: Any, where: str, needed: bool) -> None:
 def _resume(resume: str | None) -> None:
     if resume in (None, "auto", "last", "best"):
         return
-    if not Path(str(resume)).exists():
-        raise ConfigurationError(
-            f"resume={resume} does not exist: give a checkpoint, a run folder, or auto, last or best"
-        )
+    place, instead = Path(str(resume)), "give a checkpoint, a run folder, or auto, last or best"
+    if not place.exists():
+        raise ConfigurationError(f"resume={resume} does not exist: {instead}")
+    signs = ("manifest.json", "run.json", "checkpoints", "*/manifest.json", "*.ckpt")  # the last two: a folder of them
+    if place.is_dir() and not any(any(place.glob(sign)) for sign in signs):
+        raise ConfigurationError(f"resume={resume} is neither a checkpoint nor a run folder: {instead}")
 
 
 def _workers(job: JobOptions, declaration: Declaration, joined: Job | None) -> tuple[str, int]:
