@@ -20,7 +20,7 @@ from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
-    from drivetrain.session import Request
+    from drivetrain.request import Request
     from drivetrain.trainer import Trainer
 
 

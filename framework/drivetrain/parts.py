@@ -15,7 +15,7 @@ from drivetrain.precision import Precision
 from drivetrain.profiler import PassThroughProfiler, Profiler
 
 if TYPE_CHECKING:
-    from drivetrain.trainer import Trainer
+    from drivetrain.configuration import Configuration
 
 
 def strategy_options(declaration: Declaration, options: Mapping[str, Any]) -> Any:
@@ -45,7 +45,7 @@ def precision_of(precision: Any, loss_scale: Any) -> Precision:
 
 
 def callbacks_of(
-    trainer: Trainer, given: Callback | list[Callback] | None, checkpointing: bool | None, summary: bool | None
+    trainer: Configuration, given: Callback | list[Callback] | None, checkpointing: bool | None, summary: bool | None
 ) -> list[Callback]:
     """The user's callbacks and the default ones that he did not replace."""
     if given is None:
@@ -71,7 +71,7 @@ def callbacks_of(
     return found
 
 
-def loggers_of(trainer: Trainer, given: Logger | list[Logger] | bool | None) -> list[Logger]:
+def loggers_of(trainer: Configuration, given: Logger | list[Logger] | bool | None) -> list[Logger]:
     if given is False:
         return []
     if given is None or given is True:

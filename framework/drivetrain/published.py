@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from drivetrain.metrics import Entry, Exchange
+    from drivetrain.metric_entries import Entry
+    from drivetrain.metric_exchange import Exchange
     from drivetrain.trainer import Trainer
 
 

@@ -6,16 +6,15 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_utilities.core.overrides import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain import snapshot, stage_data
+from drivetrain import snapshot, stage_data, stage_loggers
+from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
@@ -23,96 +22,17 @@ from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, EndStage, Interrupted, by_keyboard
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
-from drivetrain.logger import Logger
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
 from drivetrain.loops.fit import FitLoop
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
+from drivetrain.request import LOADER_OF, Request, check_needs
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
     from drivetrain.checkpoint import Loaded
-    from drivetrain.data import DataModule
     from drivetrain.trainer import Trainer
-
-
-@dataclass
-class Request:
-    """What the user asked of the Trainer.
-
-    Attributes:
-        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        module: the model.
-        loaders: by ``"train"``, ``"val"``, ``"test"``, ``"predict"``; given to the call instead of by hooks.
-        datamodule: where loaders come from otherwise.
-        ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
-        weights_only: False: trust a checkpoint file that needs more than plain data.
-        verbose: show the table of metrics after an evaluation.
-        keep_predictions: whether the caller wants the predictions.
-    """
-
-    stage: str
-    module: TrainModule
-    loaders: dict[str, Any] = field(default_factory=dict)
-    datamodule: DataModule | None = None
-    ckpt_path: Any = None
-    verbose: bool = True
-    weights_only: bool | None = None
-    keep_predictions: bool = True
-
-
-_STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
-_LOADER_OF = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
-
-
-def check(trainer: Trainer, request: Request) -> None:
-    """Refuse what cannot run, before anything starts."""
-    module, stage = request.module, request.stage
-    if not isinstance(module, TrainModule):
-        raise ConfigurationError(
-            f"trainer.{stage} needs a TrainModule, not a {type(module).__name__}: derive the model from"
-            " drivetrain.TrainModule."
-        )
-    name = type(module).__name__
-    if stage in _STEP_OF and not is_overridden(_STEP_OF[stage], module, TrainModule):
-        raise ConfigurationError(f"{name} has no {_STEP_OF[stage]}: define it to {stage}.")
-    if stage == "fit" and not is_overridden("configure_optimizers", module, TrainModule):
-        raise ConfigurationError(f"{name} has no configure_optimizers: define it and return an optimizer.")
-    if request.datamodule is not None and not isinstance(request.datamodule, DataHooks):
-        raise ConfigurationError(
-            f"datamodule is a {type(request.datamodule).__name__}, not a DataModule: pass loaders as"
-            " train_dataloaders, val_dataloaders or dataloaders."
-        )
-    if stage_data.loader_of(request, _LOADER_OF[stage]) is None:
-        which = _LOADER_OF[stage]
-        raise ConfigurationError(
-            f"there is no data to {stage} with: pass a loader or a datamodule, or define {which}_dataloader in {name}."
-        )
-    plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
-    refuse(plan, trainer.declaration)
-    if stage == "fit":
-        _check_needs(trainer)
-    trainer.strategy.check_module(module, plan)
-    if stage == "fit" and request.loaders.get("train") is not None:
-        trainer.strategy.check_data(request.loaders["train"])
-
-
-_NEEDS = {
-    "thaws": "freezes or thaws parameters while training runs, which strategy={} does not follow",
-    "editable": "replaces weights between steps, of which strategy={} keeps parts or copies elsewhere",
-}
-
-
-def _check_needs(trainer: Trainer) -> None:
-    """What the callbacks ask of the strategy."""
-    for callback in trainer.callbacks:
-        for need in callback.needs:
-            if not getattr(trainer.declaration.support, need):
-                raise ConfigurationError(
-                    f"{type(callback).__name__} {_NEEDS[need].format(trainer.strategy_name)}: use strategy=ddp, ring or"
-                    " single, or leave the callback out."
-                )
 
 
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
@@ -143,7 +63,7 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
             trainer.hooks.of_callbacks("on_exception", told)
         if request.datamodule is not None:
             request.datamodule.on_exception(told)
-        _finalize_loggers(trainer)
+        stage_loggers.finalize(trainer)
     finally:
         trainer.disconnect(error)
 
@@ -163,11 +83,11 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if request.stage == "fit":
         trainer.loop = trainer.train_source = None
         trainer._given.pop("val", None)
-    _agree_on_versions(trainer)
+    stage_loggers.agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     if request.stage == "fit":
-        _check_needs(trainer)  # those of configure_callbacks are known only now
+        check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
     trainer.hooks = kind(trainer, module, trainer.callbacks)
     trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
@@ -205,13 +125,8 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     hooks.of_callbacks("teardown", stage)
     module.teardown(stage)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
-    _finalize_loggers(trainer)
+    stage_loggers.finalize(trainer)
     return result
-
-
-def _finalize_loggers(trainer: Trainer) -> None:
-    for logger in trainer.loggers if trainer.is_global_zero else []:
-        logger.finalize(trainer.meanings.outcomes.get(trainer.status, trainer.status))
 
 
 def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
@@ -254,34 +169,6 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
     trainer.strategy.communicator.barrier()
 
 
-def _agree_on_versions(trainer: Trainer) -> None:
-    """Loggers that take the first free version take the same one on all workers, those of another launcher too."""
-    choosing = [logger for logger in trainer.loggers if type(logger).use_version is not Logger.use_version]
-    communicator = trainer.strategy.communicator
-    if not choosing or communicator.world_size == 1:
-        return
-    mine = [logger.version for logger in choosing] if communicator.rank == 0 else []
-    for logger, version in zip(choosing, communicator.all_gather_plain(mine)[0], strict=True):
-        logger.use_version(version)
-
-
-def _log_hyperparameters(trainer: Trainer) -> None:
-    """Hyper-parameters and the module's graph, for loggers that write them."""
-    if not trainer.is_global_zero:
-        return
-    params: dict[str, Any] = {}
-    owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
-    for owner in owners:
-        params |= owner.hparams_initial
-    for logger in trainer.loggers:
-        if owners and trainer.enable_autolog_hparams:
-            logger.log_hyperparams(params)
-        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
-        with nullcontext() if drawn else trainer.random_state_kept():
-            logger.log_graph(trainer.lightning_module)
-        logger.save()
-
-
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
@@ -308,7 +195,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
         strategy.serve()
         return
     hooks("on_fit_start")
-    _log_hyperparameters(trainer)
+    stage_loggers.log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
     if loaded is None or (fit.ended and trainer.meanings.checks_resumed):
@@ -353,7 +240,7 @@ def _sanity_check(trainer: Trainer) -> None:
     if trainer.validation is None or steps == 0:
         return
     trainer.training, trainer.sanity_checking, trainer.evaluating = False, True, True
-    with trainer.random_state_kept():
+    with rng.kept():
         trainer.hooks.of_callbacks("on_sanity_check_start")
         validation = stage_data.validation(trainer)
         try:
@@ -369,13 +256,13 @@ def _sanity_check(trainer: Trainer) -> None:
 # -- evaluation -------------------------------------------------------------------------------------------------
 def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
     stage, strategy = request.stage, trainer.strategy
-    _log_hyperparameters(trainer)
+    stage_loggers.log_hyperparameters(trainer)
     if loaded is not None:
         with trainer.consensus():
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
-    which = _LOADER_OF[stage]
+    which = LOADER_OF[stage]
     nothing = stage != "predict" and trainer.limits[which] == 0
     found = [] if nothing else stage_data.sources(trainer, request, which)
     if not strategy.trains:

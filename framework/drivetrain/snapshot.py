@@ -20,6 +20,7 @@ from drivetrain import snapshot_file
 from drivetrain.checkpoint import rng, single
 from drivetrain.errors import CheckpointError, TrainingError
 from drivetrain.hooks import Hooks
+from drivetrain.loops import saved as loop_state
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -42,7 +43,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
                 " trainer.global_step has changed, or with weights_only=True."
             )
         fit.boundary.agree(fit.metrics)  # the losses of the steps since the last boundary belong to the curve
-        fit.keep_log_boundary()
+        fit.boundary.keep_log_step()
     optimizers = [] if weights_only or fit is None else fit.optimizers
     if trainer.handed_over:  # the workers had the rest and are gone
         state = {"module": module.state_dict()}
@@ -69,7 +70,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         shared["optimizer_states"] = state["optimizers"]
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        shared["loops"] = _after_step(trainer, fit.state_dict())
+        shared["loops"] = _after_step(trainer, loop_state.state_of(fit))
         shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
         if trainer.datamodule is not None:
@@ -87,7 +88,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": _metric_states(module),
-            "order": fit.order,
+            "order": fit.data.order,
         }
     return shared, own
 
@@ -248,7 +249,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     trainer.strategy.load_state_dict(state, fit.optimizers, strict=module.strict_loading)
     for config, saved in zip(trainer.lr_scheduler_configs, shared["lr_schedulers"], strict=False):
         config.scheduler.load_state_dict(saved)
-    fit.load_state_dict(shared["loops"])
+    loop_state.restore(fit, shared["loops"])
     restore_parts(trainer, shared)
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
@@ -256,7 +257,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
-        fit.order = loaded.own.get("order", {})
+        fit.data.order = loaded.own.get("order", {})
     elif trainer.is_global_zero and "world_size" in loaded.meta:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"

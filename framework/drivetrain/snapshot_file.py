@@ -17,6 +17,7 @@ from drivetrain.checkpoint.agreement import agree
 from drivetrain.checkpoint.convert import from_safe, own_tensor
 from drivetrain.checkpoint.directory import Loaded
 from drivetrain.errors import CheckpointError
+from drivetrain.loops import saved as loop_state
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -38,7 +39,7 @@ def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: P
     )
     owns = [] if weights_only else _gathered(communicator, own)
     if trainer.loop is not None and weights_only:  # Lightning keeps the counters with the weights
-        whole |= {"loops": trainer.loop.state_dict(), "run": facts(trainer)}
+        whole |= {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
     content = layout.compose({**shared, **whole}, owns, trainer.strategy_name)
     if not weights_only:
         trainer.hooks.of_callbacks("on_save_checkpoint", content)

@@ -16,7 +16,7 @@ from drivetrain.module import TrainModule
 from drivetrain.sharding import BatchSource
 
 if TYPE_CHECKING:
-    from drivetrain.session import Request
+    from drivetrain.request import Request
     from drivetrain.trainer import Trainer
 
 

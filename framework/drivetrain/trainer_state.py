@@ -4,68 +4,74 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.optim import Optimizer
 
 from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
-from drivetrain.launch import Job, signals
+from drivetrain.launch import signals
 from drivetrain.logger import Logger
-from drivetrain.meanings import Meanings
+from drivetrain.published import PublishedMetrics
 from drivetrain.states import RunningStage, State, TrainerFn, TrainerStatus
 from drivetrain.strategy import Strategy
+from drivetrain.timing import Timing
 
 if TYPE_CHECKING:
-    from drivetrain.loops.evaluate import EvaluateLoop
+    from drivetrain.data import DataModule
+    from drivetrain.hooks import Hooks
+    from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
+    from drivetrain.metrics import Metrics
     from drivetrain.module import TrainModule
-    from drivetrain.optimizer import TrainOptimizer
-    from drivetrain.precision import Precision
-    from drivetrain.published import PublishedMetrics
+    from drivetrain.optimizer import SchedulerConfig, TrainOptimizer
+    from drivetrain.profiling import Instruments
+    from drivetrain.request import Request
     from drivetrain.sharding import BatchSource
     from drivetrain.trainer import Trainer
+    from drivetrain.transfer import BatchTransfer
 
 
-class TrainerState:
-    """Read-only view of a Trainer's state; :class:`drivetrain.Trainer` derives from it."""
+class TrainerState(Configuration):
+    """A Trainer's state and the read-only view of it; :class:`drivetrain.Trainer` derives from it."""
 
-    lightning_module: TrainModule
-    loop: FitLoop | None
-    job: Job | None
-    strategy: Strategy
-    precision_plugin: Precision
-    loggers: list[Logger]
-    callbacks: list[Callback]
-    default_root_dir: Path
-    training: bool
-    evaluating: bool
-    predicting: bool
-    sanity_checking: bool
-    stage: str | None
-    status: str
-    validation: EvaluateLoop | None
-    evaluation: EvaluateLoop | None
-    train_source: BatchSource | None
-    num_sanity_val_steps: int
-    num_devices: int
-    overfit_batches: int | float
-    limit_train_batches: int | float | None
-    limit_val_batches: int | float | None
-    limit_test_batches: int | float | None
-    limit_predict_batches: int | float | None
-    predict_sources: list[BatchSource]
-    test_sources: list[BatchSource]
-    _given: dict[str, Any]
-    max_epochs: int
-    max_steps: int
-    accumulate_grad_batches: int
-    world_size: int
-    meanings: ClassVar[Meanings]
-    published: PublishedMetrics
-    _adopted: dict[str, int]
+    def _fresh_state(self) -> None:
+        """As it is before the first run."""
+        self.status = "idle"
+        self.stage: str | None = None
+        self.training = self.evaluating = self.predicting = self.sanity_checking = False
+        self.fitted = False
+        self.should_stop = False
+        self.stop_wish: str | None = None
+        self.hooks: Hooks = None  # type: ignore[assignment]  # set when a module is attached
+        self.metrics: Metrics = None  # type: ignore[assignment]
+        self.lightning_module: TrainModule = None  # type: ignore[assignment]
+        self.datamodule: DataModule | None = None
+        self.request: Request | None = None
+        self.loop: FitLoop | None = None
+        self.train_source: BatchSource | None = None
+        self.predict_sources: list[BatchSource] = []
+        self.test_sources: list[BatchSource] = []
+        self.instruments: Instruments | None = None
+        self.predict_loop: PredictLoop = None  # type: ignore[assignment]
+        self._given: dict[str, Any] = {}  # evaluation loaders as they were given
+        self.validation: EvaluateLoop | None = None
+        self.evaluation: EvaluateLoop | None = None
+        self.val_check_batch: int | float = float("inf")
+        self.lr_scheduler_configs: list[SchedulerConfig] = []
+        self.timing = Timing()
+        self.loss_curve: list[tuple[int, float]] = []
+        self.published = PublishedMetrics(cast("Trainer", self))
+        self.random_state: dict[str, Any] | None = None
+        self.data_seed = 0
+        self.ckpt_path: str | None = None
+        self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
+        self._modes: dict[str, bool] = {}
+        self._consensus = 0
+        self.to_device: BatchTransfer = None  # type: ignore[assignment]
 
     @property
     def fit_loop(self) -> FitLoop:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,3 +49,11 @@ def restore(state: dict[str, Any]) -> None:
             f"the state of the random generators cannot be restored ({type(error).__name__}: {error}); "
             "resume without it or from another checkpoint"
         ) from error
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """What is drawn within leaves the generators as they were."""
+    state = capture()
+    yield
+    restore(state)

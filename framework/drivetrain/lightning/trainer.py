@@ -26,7 +26,7 @@ from drivetrain.logger import Logger
 from drivetrain.loops.names import LoopToCome
 from drivetrain.meanings import LIGHTNING
 from drivetrain.precision import Precision
-from drivetrain.session import Request
+from drivetrain.request import Request
 
 __path__: list[str] = []
 _PREFIX = "PL_TRAINER_"

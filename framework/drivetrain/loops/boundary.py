@@ -31,12 +31,14 @@ class Boundary:
     Attributes:
         next_step: optimizer step after which the ranks agree next.
         agreed_seconds: the longest any rank has been training, as agreed at the last boundary.
+        logged: the last step at which metrics were written because a log boundary fell on it.
         stop: whether the ranks agreed to stop.
         signal: number of the signal that the ranks agreed to stop for, else None.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, step: int) -> None:
         self.trainer = trainer
+        self.logged = step
         self.next_step = 0
         self.agreed_seconds = 0.0
         self.stop = False
@@ -95,6 +97,17 @@ class Boundary:
         self._since, self._last_step = perf_counter(), step
         self._plan(step, max(f[3] for f in exchange.flags))
         return exchange
+
+    def log_due(self) -> bool:
+        """Whether the metrics of this step are to be written."""
+        trainer, step = self.trainer, self.trainer.batches_stepped
+        stopping = self.alone and trainer.meanings.moments == "batch" and trainer.should_stop
+        return step != self.logged and (stopping or step % trainer.log_every_n_steps == 0)
+
+    def keep_log_step(self) -> None:
+        """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
+        if self.log_due():
+            self.next_step = self.trainer.batches_stepped
 
     def agree_to_stop(self, metrics: Metrics) -> None:
         """Agree after callbacks that may have asked to stop; nothing to do for a lone rank without a signal."""

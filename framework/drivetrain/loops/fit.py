@@ -7,7 +7,6 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -18,13 +17,14 @@ from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import takes
 from drivetrain.loops.limits import Limits
-from drivetrain.loops.names import Count, LoopNames, Progress
+from drivetrain.loops.names import RunningLoop
 from drivetrain.loops.optimize import Optimization
 from drivetrain.loops.schedules import Schedules
-from drivetrain.loops.step import MicroStep
+from drivetrain.loops.step import MicroStep, mean_loss, share_of
+from drivetrain.loops.training_data import TrainingData
 from drivetrain.loops.validation import Validations
 from drivetrain.loops.windows import Window, Windows
-from drivetrain.sharding import BatchSource, MicroBatch
+from drivetrain.sharding import BatchSource
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -34,7 +34,7 @@ class EndEpoch(Exception):
     """``on_train_batch_start`` returned -1: no more batches in this epoch."""
 
 
-class FitLoop(LoopNames):
+class FitLoop(RunningLoop):
     """Trains. Its public attributes are where training stands; a checkpoint holds them.
 
     Attributes:
@@ -43,8 +43,8 @@ class FitLoop(LoopNames):
         global_step: optimizer steps done (a step of several optimizers on one batch counts once).
         optimization, schedules: the optimizers and what a step goes through; the schedulers and when they step.
         limits, validations: when training is over; when it is validated.
+        data: what is read.
         ended: whether the epoch's end has come so far that only checkpoints and monitors are left of it.
-        logged: the last step at which metrics were written because a log boundary fell on it.
         between_steps: false among the micro-batches of a window, where gradients are incomplete.
         batches_seen: micro-batches of all epochs.
         same_weight: whether the micro-batches of a window weigh the same, whatever their samples.
@@ -61,21 +61,19 @@ class FitLoop(LoopNames):
         optimizer_steps: int = 0,
     ) -> None:
         self.trainer = trainer
-        self._source = source
-        self._order: dict[str, Any] = {}  # of a source that is not there yet
+        self.data = TrainingData(trainer, source, current_epoch)
         self.module = trainer.lightning_module
         self.strategy = trainer.strategy
         self.hooks = trainer.hooks
         self.metrics = trainer.metrics
         self.timing = trainer.timing
-        self.boundary = Boundary(trainer)
+        self.boundary = Boundary(trainer, global_step)
         self.epoch = current_epoch
         self.batch, self.batch_idx = 0, -1
-        self._in_batch = False
+        self.in_batch = False
         self.global_step = global_step
         self.same_weight = trainer.meanings.window == "batches"
         self.ended = False
-        self.logged = global_step
         self.between_steps = True
         self.forward_only = False
         self.batches_seen = batches_seen
@@ -83,7 +81,6 @@ class FitLoop(LoopNames):
         self.resumed = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
-        self._read_in = current_epoch  # the epoch in which the training loaders were asked for last
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -108,71 +105,6 @@ class FitLoop(LoopNames):
         return self.optimization.optimizers
 
     @property
-    def source(self) -> BatchSource:
-        """The training data, asked for where it was not yet."""
-        if self._source is None:
-            self._source = stage_data.training(self.trainer)
-            self._source.load_state_dict(self._order)
-        return self._source
-
-    @source.setter
-    def source(self, source: BatchSource) -> None:
-        self._source = source
-
-    @property
-    def order(self) -> dict[str, Any]:
-        """What the order of the epoch's data comes from, for a checkpoint."""
-        return self._order if self._source is None else self._source.state_dict()
-
-    @order.setter
-    def order(self, order: dict[str, Any]) -> None:
-        self._order = order
-        if self._source is not None:
-            self._source.load_state_dict(order)
-
-    # -- what projects read of Lightning's loops ------------------------------------------------------------------
-    def setup_data(self) -> None:
-        """Ask for the training loaders now, where that was not done yet."""
-        self.trainer.open_training_data()
-
-    @property
-    def total_batch_idx(self) -> int:
-        """Number of the batch at hand, counted over epochs."""
-        return self.batches_seen - (not self._in_batch)
-
-    @property
-    def batch_progress(self) -> Progress:
-        """Counts of batches."""
-        done, total = self.batch_idx + 1 - self._in_batch, self.batches_seen
-        taken = self._in_batch
-        current = Count(done + taken, done + taken, done, done)
-        return Progress(current, Count(total + taken, total + taken, total, total), self.is_last_batch)
-
-    @property
-    def epoch_is_over(self) -> bool:  # type: ignore[override]
-        return self.ended
-
-    def begin_at(self, epoch: int) -> None:
-        """Go on from this epoch."""
-        self.epoch = epoch
-
-    @property
-    def done(self) -> bool:
-        """Whether the limits are reached."""
-        return self.limits.over()
-
-    skip = done
-
-    @property
-    def restarting(self) -> bool:
-        """Whether the run goes on within an epoch of a checkpoint."""
-        return self.resumed
-
-    @property
-    def _batches_that_stepped(self) -> int:
-        return self.global_step
-
-    @property
     def counted_steps(self) -> int:
         """``trainer.global_step``, which ``max_steps`` and checkpoints' names count."""
         return self.optimization.steps if self.optimization.counts_each else self.global_step
@@ -189,7 +121,7 @@ class FitLoop(LoopNames):
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
-        source = self.source
+        source = self.data.source
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self.limits.over() and not (self.limits.unfinished() and self.is_last_batch):
             return
@@ -219,11 +151,6 @@ class FitLoop(LoopNames):
     def finished(self) -> bool:
         """Whether an earlier call of ``fit`` has come to the limits already."""
         return self.global_step > 0 and self.limits.over()
-
-    @property
-    def has_no_batch(self) -> bool:
-        """Whether the training data is known to be empty."""
-        return self._source is not None and self._source.length == 0
 
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
@@ -259,21 +186,17 @@ class FitLoop(LoopNames):
         """The epoch's batches; False when training was stopped among them."""
         trainer, hooks = self.trainer, self.hooks
         resumed, self.resumed = self.resumed, False
-        every = trainer.reload_dataloaders_every_n_epochs
-        if every and self.epoch - self._read_in >= every:
-            self.source, self._read_in = stage_data.ask_again(trainer, "train")[0], self.epoch
-            self.source.open(keep=False)
-        self.source.set_epoch(self.epoch)
+        self.data.begin(self.epoch)
         self.forward_only = False
         hooks("on_train_epoch_start")
         self._follow_trainable()
-        windows = Windows(self, self.source, self.batch, trainer.accumulate_grad_batches)
+        windows = Windows(self, self.data.source, self.batch, trainer.accumulate_grad_batches)
         trainer.restore_random_state()
         self._broken = False
         if resumed and self.batch:  # the checkpoint may be of a moment before any of this
             window = (self.batch - 1) % trainer.accumulate_grad_batches + 1
             self.validations.newest = 1 if self._at_each_batch else window
-            self.keep_log_boundary()
+            self.boundary.keep_log_step()
             self._after_batches(self.batch - 1)
         try:
             self.strategy.run_epoch(self, windows)
@@ -357,11 +280,11 @@ class FitLoop(LoopNames):
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
-            self.is_last_batch, self.batch_idx, self._in_batch = micro.last, micro.index, True
+            self.is_last_batch, self.batch_idx, self.in_batch = micro.last, micro.index, True
             if total is None:
                 self.last_batch_size += micro.total
             batch = self.trainer.to_device(micro)
-            share = self._share(micro, window)
+            share = share_of(self, micro, window)
             step = MicroStep(self, micro, batch, share, number == 0, number == final)
             steps.append(step)
             self.metrics.batch = micro
@@ -391,14 +314,14 @@ class FitLoop(LoopNames):
             # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
             if number == final and (optimization.stepped or optimization.counts_each) and not self._inner:
                 self._count()
-                self.boundary.record(self.global_step, *_mean_loss(steps))
+                self.boundary.record(self.global_step, *mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
                 self.schedules.after_epoch(plateau=False)
             if not self._inner:
                 self.batch = micro.index + 1
                 self.batches_seen += 1
                 self.validations.done = False
-            self._in_batch = False
+            self.in_batch = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
             if self._at_each_batch and not self.between_steps and not self._inner and self._within_window():
@@ -410,21 +333,8 @@ class FitLoop(LoopNames):
             self.validations.newest = 1 if self._at_each_batch else len(batches)
             self._after_batches(steps[-1].index)
         elif optimization.stepped:
-            loss, weight = _mean_loss(steps)
+            loss, weight = mean_loss(steps)
             self._inner_losses.append((loss, weight if steps[-1].weighted else weight * (total or 0.0)))
-
-    def _share(self, micro: MicroBatch, window: Window) -> float:
-        """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
-        if not self.same_weight:
-            assert window.total is not None
-            return micro.weight / window.total
-        ranks = self.strategy.data.size if self.source.own_stream else 1
-        return micro.weight / micro.total / len(window.batches) / ranks
-
-    def normalised(self, loss: torch.Tensor, share: float) -> torch.Tensor:
-        """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
-        divided = self.same_weight and self.trainer.accumulate_grad_batches > 1
-        return loss * (share * self.strategy.data.size) if divided else loss
 
     def _count(self) -> None:
         self.global_step += 1
@@ -448,28 +358,18 @@ class FitLoop(LoopNames):
             self.obey(boundary.signal)
 
     # -- boundaries ---------------------------------------------------------------------------------------------
-    def _log_due(self) -> bool:
-        trainer = self.trainer
-        stopping = self._at_each_batch and self.boundary.alone and trainer.should_stop
-        return self.global_step != self.logged and (stopping or self.global_step % trainer.log_every_n_steps == 0)
-
-    def keep_log_boundary(self) -> None:
-        """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
-        if self._log_due():
-            self.boundary.next_step = self.global_step
-
     def _agree(self, index: int) -> None:
         """Exchange with the other ranks. The step's metrics are made known where a log boundary falls on this step, or
         where a scheduler that steps now watches them; they are written at log boundaries only."""
         trainer = self.trainer
         phase.current.name = phase.BOUNDARY
         clock = perf_counter()
-        at_log = self._log_due()
+        at_log = self.boundary.log_due()
         known = at_log or self.schedules.plateau_due
         of = None if trainer.meanings.live_metrics else index
         exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(of) if known else None)
         if at_log:
-            self.logged = self.global_step
+            self.boundary.logged = self.global_step
         if known:
             trainer.published.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
@@ -478,59 +378,3 @@ class FitLoop(LoopNames):
         """Save and leave when the ranks agreed on a signal."""
         if signal is not None:
             self.trainer.interrupt(signal)
-
-    # -- state --------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "rounds": self.strategy.support.rounds,
-            "global_step": self.global_step,
-            "optimizer_steps": self.optimization.steps,
-            "validated": self.validations.done,
-            "ended": self.ended,
-            "logged": self.logged,
-            "plateau_due": self.schedules.plateau_due,
-            "stop": self.boundary.stop and self.boundary.stop_reason is None,  # a time limit may be another next time
-            "is_last_batch": self.is_last_batch,
-            "batches_seen": self.batches_seen,
-            "seconds": self.boundary.agreed_seconds,
-            "loss_curve": [list(point) for point in self.trainer.loss_curve],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.batch, self.global_step = state["epoch"], state["batch"], state["global_step"]
-        self._read_in = self.epoch
-        self.optimization.steps = state.get("optimizer_steps", self.global_step)
-        self.validations.done, self.ended, self.logged = state["validated"], state["ended"], state["logged"]
-        self.schedules.plateau_due = state["plateau_due"]
-        self.trainer.should_stop = self.boundary.stop = state["stop"]
-        self.is_last_batch = state["is_last_batch"]
-        self.batches_seen, self.seconds_before = state["batches_seen"], state["seconds"]
-        self.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
-        self._count_batches_anew(state.get("rounds", False))
-        self.resumed = self.batch > 0 or self.ended
-
-    def _count_batches_anew(self, rounds: bool) -> None:
-        """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
-        done; of one begun it makes the whole round."""
-        ours = self.strategy.support.rounds
-        if rounds != ours and self.batch > 0:
-            if not ours and self.source.length == float("inf"):  # nothing tells how many there were
-                self.ended = self.is_last_batch
-            done = 1 if ours or self.ended else int(self.source.length)
-            self.batch = done if self.is_last_batch else 0
-
-
-def _mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
-    """The loss of a window on this rank and its weight: a number where it is known, else a tensor on the device."""
-    if len(steps) == 1:
-        step = steps[0]
-        if step.loss is None:
-            return 0.0, 0.0
-        return (step.loss if step.value is None else step.value), step.share
-    parts = [(step.loss, step.share) for step in steps if step.loss is not None]
-    weight = sum(share for _, share in parts)
-    if weight == 0:
-        return 0.0, 0.0
-    return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight

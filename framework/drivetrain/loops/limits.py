@@ -17,7 +17,7 @@ class Limits:
     def over(self) -> bool:
         """Whether no further epoch begins."""
         fit, trainer = self.fit, self.trainer
-        if fit.has_no_batch or self._steps_made():
+        if fit.data.known_empty or self._steps_made():
             return True
         if trainer.max_epochs != -1 and fit.epoch >= trainer.max_epochs:
             return True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import Self
 
+    from drivetrain.loops.limits import Limits
     from drivetrain.trainer import Trainer
 
 
@@ -120,6 +121,61 @@ class LoopNames:
     @min_steps.setter
     def min_steps(self, value: int | None) -> None:
         self.trainer.min_steps = value
+
+
+class RunningLoop(LoopNames):
+    """What the loop of a fit answers to these names, from where it stands."""
+
+    epoch: int
+    batch_idx: int
+    global_step: int
+    batches_seen: int
+    in_batch: bool
+    is_last_batch: bool
+    ended: bool
+    resumed: bool
+    limits: Limits
+
+    def setup_data(self) -> None:
+        """Ask for the training loaders now, where that was not done yet."""
+        self.trainer.open_training_data()
+
+    @property
+    def total_batch_idx(self) -> int:
+        """Number of the batch at hand, counted over epochs."""
+        return self.batches_seen - (not self.in_batch)
+
+    @property
+    def batch_progress(self) -> Progress:
+        """Counts of batches."""
+        done, total = self.batch_idx + 1 - self.in_batch, self.batches_seen
+        taken = self.in_batch
+        current = Count(done + taken, done + taken, done, done)
+        return Progress(current, Count(total + taken, total + taken, total, total), self.is_last_batch)
+
+    @property
+    def epoch_is_over(self) -> bool:  # type: ignore[override]
+        return self.ended
+
+    def begin_at(self, epoch: int) -> None:
+        """Go on from this epoch."""
+        self.epoch = epoch
+
+    @property
+    def done(self) -> bool:
+        """Whether the limits are reached."""
+        return self.limits.over()
+
+    skip = done
+
+    @property
+    def restarting(self) -> bool:
+        """Whether the run goes on within an epoch of a checkpoint."""
+        return self.resumed
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        return self.global_step
 
 
 class LoopToCome(LoopNames):

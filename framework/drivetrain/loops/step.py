@@ -1,4 +1,4 @@
-"""One micro-batch of training: calls ``training_step`` and understands what it returns."""
+"""One micro-batch of training: what it weighs, the call of ``training_step``, and what that returned."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from drivetrain.loops.boundary import nonfinite
 
 if TYPE_CHECKING:
     from drivetrain.loops.fit import FitLoop
+    from drivetrain.loops.windows import Window
     from drivetrain.sharding import MicroBatch
 
 
@@ -118,7 +119,7 @@ class MicroStep:
         else:
             return {}
         if fit.module.automatic_optimization and isinstance(found.get("loss"), torch.Tensor):
-            found["loss"] = fit.normalised(found["loss"], self.share)
+            found["loss"] = self._normalised(found["loss"])
         return found
 
     def zero_grad(self) -> None:
@@ -128,7 +129,7 @@ class MicroStep:
     def before_backward(self, loss: torch.Tensor) -> None:
         fit = self._fit
         if "on_before_backward" in fit.hooks.active:
-            fit.hooks("on_before_backward", fit.normalised(loss, self.share))
+            fit.hooks("on_before_backward", self._normalised(loss))
         if fit.timing.on:
             fit.clock = fit.timing.add_sampled("forward", fit.clock)
         phase.current.name = phase.BACKWARD
@@ -140,3 +141,32 @@ class MicroStep:
             fit.hooks("on_after_backward")
         if fit.timing.on:
             fit.clock = fit.timing.add_sampled("backward", fit.clock)
+
+    def _normalised(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
+        fit = self._fit
+        divided = fit.same_weight and fit.trainer.accumulate_grad_batches > 1
+        return loss * (self.share * fit.strategy.data.size) if divided else loss
+
+
+def share_of(fit: FitLoop, micro: MicroBatch, window: Window) -> float:
+    """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
+    if not fit.same_weight:
+        assert window.total is not None
+        return micro.weight / window.total
+    ranks = fit.strategy.data.size if fit.data.source.own_stream else 1
+    return micro.weight / micro.total / len(window.batches) / ranks
+
+
+def mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
+    """The loss of a window on this rank and its weight: a number where it is known, else a tensor on the device."""
+    if len(steps) == 1:
+        step = steps[0]
+        if step.loss is None:
+            return 0.0, 0.0
+        return (step.loss if step.value is None else step.value), step.share
+    parts = [(step.loss, step.share) for step in steps if step.loss is not None]
+    weight = sum(share for _, share in parts)
+    if weight == 0:
+        return 0.0, 0.0
+    return torch.stack([loss.double() * share for loss, share in parts]).sum() / weight, weight

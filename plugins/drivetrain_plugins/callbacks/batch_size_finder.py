@@ -13,6 +13,7 @@ import torch
 
 from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError, EndStage, nearest
 from drivetrain.sharding import BatchSource
 from drivetrain_plugins.tuner import attributes
@@ -116,7 +117,7 @@ class BatchSizeFinder(Callback):
             self._take(trainer, size)
         else:
             sources = self._evaluation(trainer)
-            with trainer.random_state_kept():
+            with rng.kept():
                 size = self._search(trainer, lambda: self._fits_evaluation(trainer))
             self._take(trainer, size)
             sources[:] = stage_data.sources(trainer, trainer.request, _LOADER_OF[trainer.stage or ""])  # type: ignore[arg-type]
@@ -130,7 +131,7 @@ class BatchSizeFinder(Callback):
         attributes.put(trainer, self._batch_arg_name, size)
         if trainer.stage == "fit":
             source = stage_data.sources(trainer, trainer.request, "train")[0]  # type: ignore[arg-type]
-            trainer.train_source = trainer.fit_loop.source = source
+            trainer.train_source = trainer.fit_loop.data.source = source
             if trainer.validation is not None and trainer.validation.sources:
                 trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
         if trainer.is_global_zero:

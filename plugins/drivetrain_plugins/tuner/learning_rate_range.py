@@ -9,6 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from drivetrain.callback import Callback
+from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError
 from drivetrain.optimizer import SchedulerConfig
 from drivetrain_plugins.tuner.trial import Trial
@@ -155,6 +156,6 @@ def range_test(
 
         trainer.lr_scheduler_configs = [SchedulerConfig(LambdaLR(optimizer, factor), interval="step")]
         trial.train(steps)
-    with trainer.random_state_kept():
+    with rng.kept():
         trainer.open_training_data()  # that of the trial has been read from
     return found

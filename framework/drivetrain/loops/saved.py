@@ -1,0 +1,58 @@
+"""Where training stands, as a checkpoint holds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drivetrain.loops.fit import FitLoop
+
+
+def state_of(fit: FitLoop) -> dict[str, Any]:
+    """The counters of a fit, how far its epoch has come, and the curve of its losses, as plain data."""
+    boundary = fit.boundary
+    return {
+        "epoch": fit.epoch,
+        "batch": fit.batch,
+        "rounds": fit.strategy.support.rounds,
+        "global_step": fit.global_step,
+        "optimizer_steps": fit.optimization.steps,
+        "validated": fit.validations.done,
+        "ended": fit.ended,
+        "logged": boundary.logged,
+        "plateau_due": fit.schedules.plateau_due,
+        "stop": boundary.stop and boundary.stop_reason is None,  # a time limit may be another next time
+        "is_last_batch": fit.is_last_batch,
+        "batches_seen": fit.batches_seen,
+        "seconds": boundary.agreed_seconds,
+        "loss_curve": [list(point) for point in fit.trainer.loss_curve],
+    }
+
+
+def restore(fit: FitLoop, state: dict[str, Any]) -> None:
+    """Let ``fit`` go on from what :func:`state_of` said."""
+    fit.epoch, fit.batch, fit.global_step = state["epoch"], state["batch"], state["global_step"]
+    fit.data.go_on_in(fit.epoch)
+    fit.optimization.steps = state.get("optimizer_steps", fit.global_step)
+    fit.validations.done, fit.ended, fit.boundary.logged = state["validated"], state["ended"], state["logged"]
+    fit.schedules.plateau_due = state["plateau_due"]
+    fit.trainer.should_stop = fit.boundary.stop = state["stop"]
+    fit.is_last_batch = state["is_last_batch"]
+    fit.batches_seen, fit.seconds_before = state["batches_seen"], state["seconds"]
+    fit.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
+    _count_batches_anew(fit, state.get("rounds", False))
+    fit.resumed = fit.batch > 0 or fit.ended
+
+
+def _count_batches_anew(fit: FitLoop, rounds: bool) -> None:
+    """A round is one batch to the loop. A strategy of the other kind takes over an epoch whose batches are done as
+    done; of one begun it makes the whole round."""
+    ours = fit.strategy.support.rounds
+    if rounds != ours and fit.batch > 0:
+        length = 1 if ours else fit.data.source.length
+        if length == float("inf"):  # nothing tells how many there were
+            fit.ended = fit.is_last_batch
+        if not fit.is_last_batch:
+            fit.batch = 0
+        else:
+            fit.batch = 1 if fit.ended else int(length)

@@ -1,0 +1,66 @@
+"""The training data of a fit: asked for when it is needed, and again where it is time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from drivetrain import stage_data
+from drivetrain.sharding import BatchSource
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+class TrainingData:
+    """What a fit reads its batches from.
+
+    Args:
+        source: the data where it is there already.
+        epoch: in which training begins.
+    """
+
+    def __init__(self, trainer: Trainer, source: BatchSource | None, epoch: int) -> None:
+        self.trainer = trainer
+        self._source = source
+        self._order: dict[str, Any] = {}  # of a source that is not there yet
+        self._read_in = epoch  # the epoch in which the loaders were asked for last
+
+    @property
+    def source(self) -> BatchSource:
+        """The training data, asked for where it was not yet."""
+        if self._source is None:
+            self._source = stage_data.training(self.trainer)
+            self._source.load_state_dict(self._order)
+        return self._source
+
+    @source.setter
+    def source(self, source: BatchSource) -> None:
+        self._source = source
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What the order of the epoch's data comes from, for a checkpoint."""
+        return self._order if self._source is None else self._source.state_dict()
+
+    @order.setter
+    def order(self, order: dict[str, Any]) -> None:
+        self._order = order
+        if self._source is not None:
+            self._source.load_state_dict(order)
+
+    @property
+    def known_empty(self) -> bool:
+        """Whether it was asked for and has no batch."""
+        return self._source is not None and self._source.length == 0
+
+    def go_on_in(self, epoch: int) -> None:
+        """Training was resumed in ``epoch``."""
+        self._read_in = epoch
+
+    def begin(self, epoch: int) -> None:
+        """Let ``epoch`` be read, from loaders that are asked for again where it is time."""
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        if every and epoch - self._read_in >= every:
+            self._source, self._read_in = stage_data.ask_again(self.trainer, "train")[0], epoch
+            self._source.open(keep=False)
+        self.source.set_epoch(epoch)

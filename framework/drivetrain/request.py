@@ -1,0 +1,96 @@
+"""What the user asks of a Trainer, and what of it cannot run: refused before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.overrides import is_overridden
+
+from drivetrain import stage_data
+from drivetrain.data_hooks import DataHooks
+from drivetrain.declaration import refuse
+from drivetrain.errors import ConfigurationError
+from drivetrain.module import TrainModule
+
+if TYPE_CHECKING:
+    from drivetrain.data import DataModule
+    from drivetrain.trainer import Trainer
+
+
+@dataclass
+class Request:
+    """What the user asked of the Trainer.
+
+    Attributes:
+        stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        module: the model.
+        loaders: by ``"train"``, ``"val"``, ``"test"``, ``"predict"``; given to the call instead of by hooks.
+        datamodule: where loaders come from otherwise.
+        ckpt_path: ``None``, ``"best"``, ``"last"``, ``"auto"`` or a path.
+        weights_only: False: trust a checkpoint file that needs more than plain data.
+        verbose: show the table of metrics after an evaluation.
+        keep_predictions: whether the caller wants the predictions.
+    """
+
+    stage: str
+    module: TrainModule
+    loaders: dict[str, Any] = field(default_factory=dict)
+    datamodule: DataModule | None = None
+    ckpt_path: Any = None
+    verbose: bool = True
+    weights_only: bool | None = None
+    keep_predictions: bool = True
+
+
+_STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
+LOADER_OF = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+
+
+def check(trainer: Trainer, request: Request) -> None:
+    """Refuse what cannot run, before anything starts."""
+    module, stage = request.module, request.stage
+    if not isinstance(module, TrainModule):
+        raise ConfigurationError(
+            f"trainer.{stage} needs a TrainModule, not a {type(module).__name__}: derive the model from"
+            " drivetrain.TrainModule."
+        )
+    name = type(module).__name__
+    if stage in _STEP_OF and not is_overridden(_STEP_OF[stage], module, TrainModule):
+        raise ConfigurationError(f"{name} has no {_STEP_OF[stage]}: define it to {stage}.")
+    if stage == "fit" and not is_overridden("configure_optimizers", module, TrainModule):
+        raise ConfigurationError(f"{name} has no configure_optimizers: define it and return an optimizer.")
+    if request.datamodule is not None and not isinstance(request.datamodule, DataHooks):
+        raise ConfigurationError(
+            f"datamodule is a {type(request.datamodule).__name__}, not a DataModule: pass loaders as"
+            " train_dataloaders, val_dataloaders or dataloaders."
+        )
+    if stage_data.loader_of(request, LOADER_OF[stage]) is None:
+        which = LOADER_OF[stage]
+        raise ConfigurationError(
+            f"there is no data to {stage} with: pass a loader or a datamodule, or define {which}_dataloader in {name}."
+        )
+    plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
+    refuse(plan, trainer.declaration)
+    if stage == "fit":
+        check_needs(trainer)
+    trainer.strategy.check_module(module, plan)
+    if stage == "fit" and request.loaders.get("train") is not None:
+        trainer.strategy.check_data(request.loaders["train"])
+
+
+_NEEDS = {
+    "thaws": "freezes or thaws parameters while training runs, which strategy={} does not follow",
+    "editable": "replaces weights between steps, of which strategy={} keeps parts or copies elsewhere",
+}
+
+
+def check_needs(trainer: Trainer) -> None:
+    """What the callbacks ask of the strategy."""
+    for callback in trainer.callbacks:
+        for need in callback.needs:
+            if not getattr(trainer.declaration.support, need):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} {_NEEDS[need].format(trainer.strategy_name)}: use strategy=ddp, ring or"
+                    " single, or leave the callback out."
+                )

@@ -1,0 +1,46 @@
+"""What loggers are told around a stage: the version they write to, the hyper-parameters, how it ended."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.checkpoint import rng
+from drivetrain.logger import Logger
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
+
+
+def agree_on_versions(trainer: Trainer) -> None:
+    """Loggers that take the first free version take the same one on all workers, those of another launcher too."""
+    choosing = [logger for logger in trainer.loggers if type(logger).use_version is not Logger.use_version]
+    communicator = trainer.strategy.communicator
+    if not choosing or communicator.world_size == 1:
+        return
+    mine = [logger.version for logger in choosing] if communicator.rank == 0 else []
+    for logger, version in zip(choosing, communicator.all_gather_plain(mine)[0], strict=True):
+        logger.use_version(version)
+
+
+def log_hyperparameters(trainer: Trainer) -> None:
+    """Hyper-parameters and the module's graph, for loggers that write them."""
+    if not trainer.is_global_zero:
+        return
+    params: dict[str, Any] = {}
+    owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
+    for owner in owners:
+        params |= owner.hparams_initial
+    for logger in trainer.loggers:
+        if owners and trainer.enable_autolog_hparams:
+            logger.log_hyperparams(params)
+        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
+        with nullcontext() if drawn else rng.kept():
+            logger.log_graph(trainer.lightning_module)
+        logger.save()
+
+
+def finalize(trainer: Trainer) -> None:
+    """Tell the loggers how the stage ended."""
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        logger.finalize(trainer.meanings.outcomes.get(trainer.status, trainer.status))
