@@ -38,6 +38,10 @@ class Callback:
         """Under which the callback's state lies in a checkpoint; unique among the callbacks of a run."""
         return type(self).__qualname__
 
+    def _generate_state_key(self, **settings: Any) -> str:
+        """For a ``state_key`` that tells callbacks of one class apart by their settings."""
+        return f"{type(self).__qualname__}{settings!r}"
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 

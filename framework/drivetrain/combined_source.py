@@ -18,6 +18,8 @@ class AtOnce:
     def __init__(self, combined: CombinedLoader, options: dict[str, Any]) -> None:
         self.combined = combined
         self.sources = [BatchSource(loader, **{**options, "index": i}) for i, loader in enumerate(combined.flattened)]
+        for source in self.sources:
+            source.inner = True
 
     @property
     def natural(self) -> bool:

@@ -26,7 +26,7 @@ class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
 
 
-class TrainingError(DrivetrainError):
+class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 
 

@@ -1,13 +1,15 @@
 """Between the caller's process and the workers it starts: what goes in, and what comes back.
 
 Results come back through files, not through shared memory or a queue: rank 0 writes the weights, counters, metrics
-and callback states; every rank writes its predictions. The caller reads them with ``weights_only=True``.
+and callback states, and what module, data module and callbacks noted in attributes; every rank writes its predictions.
+The caller reads them with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +71,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "result": to_safe(result),
             "loggers": [logger.version for logger in trainer.loggers],
             "callbacks": _callback_states(trainer),
+            "noted": {key: _noted(owner) for key, owner in _owners(trainer, request).items()},
             "trainer": to_safe(
                 {
                     "counters": {} if fit is None else fit.counters(),
@@ -85,6 +88,29 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         }
         torch.save(state, folder / "result.pt")
     trainer.close()
+
+
+def _owners(trainer: Trainer, request: Request) -> dict[str, Any]:
+    """The project's objects by a name that both processes know; callbacks of one name cannot be told apart."""
+    keys = [callback.state_key for callback in trainer.callbacks]
+    callbacks = {
+        f"callback {key}": one for key, one in zip(keys, trainer.callbacks, strict=True) if keys.count(key) == 1
+    }
+    data = {} if request.datamodule is None else {"datamodule": request.datamodule}
+    return {"module": request.module, **data, **callbacks}
+
+
+def _noted(owner: Any) -> dict[str, Any]:
+    """Public attributes of ``owner`` that are plain data, such as lists of losses."""
+    found = {}
+    for name, value in vars(owner).items():
+        if name.startswith("_") or name == "training":
+            continue
+        with suppress(CheckpointError):  # no plain data: it stays with the worker
+            kept = to_safe(value)
+            if type(from_safe(kept)) is type(value):
+                found[name] = kept
+    return found
 
 
 def _callback_states(trainer: Trainer) -> dict[str, Any]:
@@ -109,6 +135,8 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
             module.configure_model()
         trainer.precision_plugin.convert_module(module)  # as training in this process would have left it
         module.load_state_dict(state["weights"], strict=module.strict_loading)
+    for key, owner in _owners(trainer, request).items():
+        vars(owner).update(from_safe(state["noted"].get(key, {})))
     counters = from_safe(state["trainer"])
     trainer.loop = None  # the loop ran elsewhere; its counters are taken over below
     counted = counters.pop("counters")

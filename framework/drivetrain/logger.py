@@ -15,7 +15,12 @@ class Logger:
 
     The Trainer writes on the first worker only. Modules may call a logger on every worker: decorate what writes with
     :func:`first_worker_only`, and the experiment with :func:`first_worker_experiment`.
+
+    Attributes:
+        saves_by_itself: whether it decides when to write what it holds; else ``save`` follows each ``log_metrics``.
     """
+
+    saves_by_itself = False
 
     @property
     def name(self) -> str | None:
@@ -70,6 +75,7 @@ class Logger:
 
     def finalize(self, status: str) -> None:
         """Close; ``status`` is ``"completed"``, ``"stopped"``, ``"interrupted"`` or ``"failed"``."""
+        self.save()
 
 
 class SilentExperiment:

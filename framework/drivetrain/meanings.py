@@ -30,9 +30,12 @@ class Meanings:
             ``"epoch"`` (it begins again in each).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
-        checks_resumed: whether a run resumed at an epoch's end has a sanity check, too.
+        checks_resumed: whether a run resumed at an epoch's end has a sanity check, too, unless steps limit it.
         examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
             logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
+        extra_keys: what becomes of keys of ``configure_optimizers`` that mean nothing: ``"raise"`` or ``"warn"``.
+        trials: whether the trial of a rate range test is training only (``"train"``) or has its validations, too
+            (``"validate"``).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
@@ -59,6 +62,8 @@ class Meanings:
     modes: str = "train"
     checks_resumed: bool = False
     examples: str = "kept"
+    extra_keys: str = "raise"
+    trials: str = "train"
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +90,8 @@ LIGHTNING = Meanings(
     modes="kept",
     checks_resumed=True,
     examples="drawn",
+    extra_keys="warn",
+    trials="validate",
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,7 +55,13 @@ class Exchange:
     def joined(self, other: Exchange) -> Exchange:
         """With the values of another exchange of the same moment."""
         columns = {**self.columns, **other.columns}
-        return replace(self, values=self.values | other.values, columns=columns, own=self.own | other.own)
+        values = in_order(self.values | other.values, columns)
+        return replace(self, values=values, columns=columns, own=self.own | other.own)
+
+
+def in_order(values: dict[str, float], columns: Iterable[str]) -> dict[str, float]:
+    """``values`` in the order of ``columns``, in which they were logged."""
+    return {name: values[name] for name in columns if name in values}
 
 
 def exchange(
@@ -81,7 +87,7 @@ def exchange(
         tables = [columns]
     else:
         result, tables = _gathered(gather, communicator, device, columns, flags, series)
-    for name in sorted(set().union(*tables)):
+    for name in result.columns:
         value = combine(name, tables)
         if value is not None:
             result.values[name] = value
@@ -128,7 +134,7 @@ def _gathered(
         for listed in communicator.all_gather_plain(mine):
             tables.append({n: Column(kind[0], total, weight, *kind[1:]) for n, total, weight, kind in listed})
         for table in tables:
-            result.columns = {**table, **result.columns}
+            result.columns |= {name: column for name, column in table.items() if name not in result.columns}
     return result, tables
 
 

@@ -208,8 +208,8 @@ class Metrics:
                 columns[entry.forked("epoch")] = entry.column()
         return columns
 
-    def torchmetrics(self, columns: dict[str, Column]) -> Exchange:
-        """Values of the logged torchmetrics metrics, which gather their own states; they are reset after.
+    def torchmetrics(self, columns: dict[str, Column], reset: bool = True) -> Exchange:
+        """Values of the logged torchmetrics metrics, which gather their own states; they are ``reset`` after.
 
         ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
         the module, so that a rank that had no batch takes part with the metric's empty state.
@@ -232,7 +232,7 @@ class Metrics:
                     " parts, or a MetricCollection through log_dict."
                 )
             values[name] = float(value)
-        for metric in metrics.values():
+        for metric in metrics.values() if reset else ():
             metric.reset()
         return Exchange(values, found, [], [])
 

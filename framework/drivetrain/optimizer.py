@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -38,28 +39,50 @@ class SchedulerConfig:
     strict: bool = True
 
 
-def parse_configuration(configured: Any) -> tuple[list[Optimizer], list[SchedulerConfig]]:
-    """The optimizers and schedulers in any of the forms that ``configure_optimizers`` may return."""
-    optimizers, schedulers, monitor = _split(configured)
+def parse_configuration(
+    configured: Any, *, steps_schedulers: bool = True, warns: bool = False
+) -> tuple[list[Optimizer], list[SchedulerConfig]]:
+    """The optimizers and schedulers in any of the forms that ``configure_optimizers`` may return.
+
+    Args:
+        configured: what it returned.
+        steps_schedulers: whether the loop steps schedulers; else the module does, and a plateau needs no monitor.
+        warns: whether a key that means nothing is told and passed over; else it is an error.
+
+    Raises:
+        ConfigurationError: a part that is missing or of the wrong kind.
+    """
+    optimizers, schedulers, monitor = _split(configured, warns)
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
                 f"configure_optimizers returned a {type(optimizer).__name__} where an optimizer is needed: return an"
                 " optimizer, a list of them, (optimizers, schedulers) or a dict with 'optimizer'."
             )
-    return optimizers, [_scheduler(item, monitor) for item in schedulers]
+    return optimizers, [_scheduler(item, monitor, steps_schedulers, warns) for item in schedulers]
 
 
-def _split(configured: Any) -> tuple[list[Any], list[Any], str | None]:
+def _known(given: Mapping[str, Any], keys: tuple[str, ...], what: str, warns: bool) -> dict[str, Any]:
+    """``given`` without the keys that mean nothing, which are told or refused."""
+    for key in given:
+        if key not in keys:
+            said = f"configure_optimizers: unknown {what} {key!r}, {nearest(str(key), keys)}"
+            if not warns:
+                raise ConfigurationError(said)
+            warnings.warn(f"{said} It is passed over.", stacklevel=2)
+    return {key: value for key, value in given.items() if key in keys}
+
+
+def _split(configured: Any, warns: bool) -> tuple[list[Any], list[Any], str | None]:
     if configured is None:
         return [], [], None
     if isinstance(configured, Optimizer):
         return [configured], [], None
     if isinstance(configured, Mapping):
-        return _from_dict(configured)
+        return _from_dict(configured, warns)
     if isinstance(configured, (list, tuple)) and configured:
         if all(isinstance(item, Mapping) for item in configured):
-            parts = [_from_dict(item) for item in configured]
+            parts = [_from_dict(item, warns) for item in configured]
             schedulers = [_with_monitor(s, monitor) for _, found, monitor in parts for s in found]
             return [o for found, _, _ in parts for o in found], schedulers, None
         if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
@@ -72,10 +95,8 @@ def _split(configured: Any) -> tuple[list[Any], list[Any], str | None]:
     return [configured], [], None
 
 
-def _from_dict(item: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | None]:
-    for key in item:
-        if key not in _OPTIMIZER_KEYS:
-            raise ConfigurationError(f"configure_optimizers: unknown key {key!r}, {nearest(key, _OPTIMIZER_KEYS)}")
+def _from_dict(item: Mapping[str, Any], warns: bool) -> tuple[list[Any], list[Any], str | None]:
+    item = _known(item, _OPTIMIZER_KEYS, "key", warns)
     if "optimizer" not in item:
         raise ConfigurationError("configure_optimizers: a dict needs the key 'optimizer'.")
     scheduler = item.get("lr_scheduler")
@@ -90,14 +111,10 @@ def _with_monitor(scheduler: Any, monitor: str | None) -> Any:
     return {**given, "monitor": monitor}
 
 
-def _scheduler(item: Any, monitor: str | None) -> SchedulerConfig:
+def _scheduler(item: Any, monitor: str | None, stepped: bool, warns: bool) -> SchedulerConfig:
     given: dict[str, Any]
     if isinstance(item, Mapping):
-        for key in item:
-            if key not in _SCHEDULER_KEYS:
-                raise ConfigurationError(
-                    f"configure_optimizers: unknown scheduler key {key!r}, {nearest(key, _SCHEDULER_KEYS)}"
-                )
+        item = _known(item, _SCHEDULER_KEYS, "scheduler key", warns)
         if "scheduler" not in item:
             raise ConfigurationError("configure_optimizers: an lr_scheduler dict needs the key 'scheduler'.")
         given = dict(item)
@@ -110,7 +127,7 @@ def _scheduler(item: Any, monitor: str | None) -> SchedulerConfig:
         raise ConfigurationError(f"a scheduler's interval is 'step' or 'epoch', not {config.interval!r}.")
     if isinstance(config.frequency, bool) or not isinstance(config.frequency, int) or config.frequency < 1:
         raise ConfigurationError(f"a scheduler's frequency is a whole number of at least 1, not {config.frequency!r}.")
-    if config.reduce_on_plateau and config.monitor is None:
+    if config.reduce_on_plateau and config.monitor is None and stepped:
         raise ConfigurationError(
             "ReduceLROnPlateau needs the metric it watches: add 'monitor': 'val/loss' to its lr_scheduler dict."
         )

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain.metric_exchange import in_order
+
 if TYPE_CHECKING:
     from drivetrain.metric_entries import Entry
     from drivetrain.metric_exchange import Exchange
@@ -81,7 +83,7 @@ class PublishedMetrics:
             if name in exchange.own:
                 self._agreed[name] = self._agreed[column.title] = value
                 value = exchange.own[name]
-            self._callback[name] = self._callback[column.title] = torch.tensor(value, dtype=torch.float64)
+            self._callback[column.title] = self._callback[name] = torch.tensor(value, dtype=torch.float64)
             if column.prog_bar:
                 self._bar[name] = value
         if write and not checking:
@@ -90,7 +92,7 @@ class PublishedMetrics:
     def write(self, exchange: Exchange, step: int, epoch: bool = True) -> None:
         """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called
         ``step`` was logged. ``epoch``: beside the number of the epoch."""
-        known = exchange.values | exchange.own
+        known = in_order(exchange.values | exchange.own, exchange.columns)
         scalars = {name: value for name, value in known.items() if exchange.columns[name].logger}
         if not scalars:
             return
@@ -103,6 +105,8 @@ class PublishedMetrics:
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:
                 logger.log_metrics(dict(scalars), step=max(0, step))
+                if not logger.saves_by_itself:
+                    logger.save()
 
     # -- between processes --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

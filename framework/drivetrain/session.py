@@ -31,6 +31,7 @@ from drivetrain.request import LOADER_OF, Request, check_needs
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
+    from drivetrain.callback import Callback
     from drivetrain.checkpoint import Loaded
     from drivetrain.trainer import Trainer
 
@@ -86,6 +87,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     stage_loggers.agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
+    _let_log(module, trainer.callbacks)
     if request.stage == "fit":
         check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
@@ -96,13 +98,21 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.status = "running"
 
 
+def _let_log(module: TrainModule, callbacks: list[Callback]) -> None:
+    """Let callbacks call ``self.log`` and ``self.log_dict``, which are the module's, unless they have their own."""
+    for callback in callbacks:
+        for name in ("log", "log_dict"):
+            if not hasattr(type(callback), name):
+                setattr(callback, name, getattr(module, name))
+
+
 def _stage(trainer: Trainer, request: Request) -> Any:
     module, stage, hooks, strategy = request.module, request.stage, trainer.hooks, trainer.strategy
     _prepare_data(trainer, request)
     if request.datamodule is not None:
-        request.datamodule.setup(stage)
+        request.datamodule.setup(stage=stage)
     hooks.of_callbacks("setup", stage)
-    module.setup(stage)
+    module.setup(stage=stage)
     with strategy.init_context():
         module.configure_sharded_model()
         module.configure_model()
@@ -121,9 +131,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
-        request.datamodule.teardown(stage)
+        request.datamodule.teardown(stage=stage)
     hooks.of_callbacks("teardown", stage)
-    module.teardown(stage)
+    module.teardown(stage=stage)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
     return result
@@ -198,8 +208,11 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     stage_loggers.log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     _part_random_streams(trainer)
-    if loaded is None or (fit.ended and trainer.meanings.checks_resumed):
+    checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
+    if loaded is None or (checks_resumed and trainer.max_steps == -1):
         _sanity_check(trainer)
+    elif checks_resumed:
+        trainer.published.forget()  # as a check would have
     fit.run()
     hooks("on_fit_end")
 
@@ -207,7 +220,11 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
 def _configure(trainer: Trainer) -> list[Optimizer]:
     """The module's optimizers; its schedulers go to the trainer. Refuses what the strategy does not do."""
     module = trainer.lightning_module
-    optimizers, trainer.lr_scheduler_configs = parse_configuration(module.configure_optimizers())
+    optimizers, trainer.lr_scheduler_configs = parse_configuration(
+        module.configure_optimizers(),
+        steps_schedulers=module.automatic_optimization,
+        warns=trainer.meanings.extra_keys == "warn",
+    )
     if module.automatic_optimization and len(optimizers) > 1:
         raise ConfigurationError(
             f"{type(module).__name__} configures {len(optimizers)} optimizers: set automatic_optimization = False and"

@@ -9,6 +9,7 @@ the first ``n`` replicas and the others sit the batch out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -105,6 +106,7 @@ class BatchSource:
         ):
             self._rebuild(loader, seed)
         self.reader = watched(self.reader)
+        self.inner = False  # whether it is one of several that are read at once, whose collections are a source
         self.compared = False  # whether ranks looked if they read the same
         self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
@@ -226,6 +228,8 @@ class BatchSource:
         if self.natural and (anew or self._opened is None) and self.length != 0:
             self._drawn_from = [states()]
             opened = iter(self.reader)
+            if self._looks_ahead:
+                opened = chain(list(islice(opened, 1)), opened)
             self._opened = opened if keep else None
 
     def _read_natural(self, start: int) -> Iterator[MicroBatch]:
@@ -243,7 +247,9 @@ class BatchSource:
             next(numbered, None)
         if self.full_length != float("inf") and self.counted:
             return self._read_sized(numbered, start)
-        return self._read_unsized(numbered, next(numbered, None))
+        if self._looks_ahead:
+            return self._read_unsized(numbered, next(numbered, None))
+        return self._read_as_told(numbered)
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where that is not the seed."""
@@ -263,6 +269,12 @@ class BatchSource:
         """Whether there are ``length`` batches for certain; what a stream says of its length is a guess."""
         stream = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
         return self.length != float("inf") and not (self.natural and stream)
+
+    @property
+    def lengths(self) -> list[int | float]:
+        """Its length, or those of the loaders that it reads at once."""
+        parts = getattr(self.loader, "sources", None)
+        return [self.length] if parts is None else [source.length for source in parts]
 
     @property
     def plain(self) -> bool:
@@ -345,6 +357,22 @@ class BatchSource:
                 f"the loader ended after {index + 1} of {final + 1} batches in epoch {self.epoch}: it is shorter than"
                 " its len() says."
             )
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether a batch is read before the one before it is given, from the epoch's opening on, as only that shows
+        which is the last."""
+        return self.length == float("inf") and not self.inner
+
+    def _read_as_told(self, numbered: Iterator[tuple[int, Any]]) -> Iterator[MicroBatch]:
+        """A stream that says how long it is. Where it is shorter, no batch was the last."""
+        final = self.length - 1
+        for index, batch in numbered:
+            item = self._own(index, batch, index == final)
+            if item is not None:
+                yield item
+            if index >= final:
+                return
 
     def _read_unsized(self, numbered: Iterator[tuple[int, Any]], ahead: tuple[int, Any] | None) -> Iterator[MicroBatch]:
         """One batch ahead, because which one is the last shows only when the next is not there."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data
 from drivetrain.callback import Callback
+from drivetrain.combined import CombinedLoader
 from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import signals
@@ -269,15 +270,15 @@ class TrainerState(Configuration):
     @property
     def num_val_batches(self) -> list[int | float]:
         loop = self.evaluation if self.stage == "validate" else self.validation
-        return [] if loop is None else [source.length for source in loop.sources]
+        return [] if loop is None else [length for source in loop.sources for length in source.lengths]
 
     @property
     def num_test_batches(self) -> list[int | float]:
-        return [source.length for source in self.test_sources]
+        return [length for source in self.test_sources for length in source.lengths]
 
     @property
     def num_predict_batches(self) -> list[int | float]:
-        return [source.length for source in self.predict_sources]
+        return [length for source in self.predict_sources for length in source.lengths]
 
     @property
     def train_dataloader(self) -> Any:
@@ -286,15 +287,20 @@ class TrainerState(Configuration):
 
     @property
     def val_dataloaders(self) -> Any:
-        return self._given.get("val")
+        return self._given_of("val")
 
     @property
     def test_dataloaders(self) -> Any:
-        return self._given.get("test")
+        return self._given_of("test")
 
     @property
     def predict_dataloaders(self) -> Any:
-        return self._given.get("predict")
+        return self._given_of("predict")
+
+    def _given_of(self, which: str) -> Any:
+        """Evaluation loaders as the project gave them; of a CombinedLoader what it was made of."""
+        given = self._given.get(which)
+        return given.iterables if isinstance(given, CombinedLoader) else given
 
     @property
     def limits(self) -> dict[str, int | float | None]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.data_hooks import DataHooks
+import torch
+
+from drivetrain.data_hooks import DataHooks, move
 from drivetrain.precision import Precision
 
 if TYPE_CHECKING:
@@ -35,12 +37,15 @@ class BatchTransfer:
     def __call__(self, micro: MicroBatch) -> Any:
         """The batch in the precision's format on the device."""
         if self._as_it_is:
-            return micro.batch
+            return micro.batch if isinstance(micro.batch, _PLAIN) else move(micro.batch, self.device)
         batch = self.precision.convert_input(micro.batch)
         if self._stays:
             return batch
         batch = self._before(batch, micro.loader)
         return self._after(self._move(batch, self.device, micro.loader), micro.loader)
+
+
+_PLAIN = (torch.Tensor, list, tuple, dict, str, int, float, type(None))  # an object of another kind may have its to()
 
 
 def _overrides(owner: Any, name: str) -> bool:

@@ -203,7 +203,7 @@ def test_progress_bars_of_two_looks(tmp_path: Path) -> None:
     plain._given, plain._interval = screen(), 0.0
     plain._console = plain._given
     text = drawn(plain, tmp_path)
-    assert "epoch 1/1:  33%|██████              | 2/6 [00:00<00:00" in text and "100%|" in text
+    assert "Epoch 0:  33%|██████              | 2/6 [00:00<00:00" in text and "100%|" in text
     assert "| 1/6 [" not in text, "every second batch"
     off = ours.callbacks.TQDMProgressBar(refresh_rate=0)
     assert off.is_disabled and plain.is_enabled and plain.refresh_rate == 2

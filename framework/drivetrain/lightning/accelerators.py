@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.lightning import deep_names
 
 __path__: list[str] = []
 
@@ -49,3 +50,6 @@ def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     if num_devices > len(found):
         raise ConfigurationError(f"there are {len(found)} GPUs here, not {num_devices}: ask for fewer.")
     return found if num_devices == -1 else found[:num_devices]
+
+
+deep_names.name_below(__name__)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from drivetrain.callback import Callback as Callback
+from drivetrain.lightning import deep_names
 from drivetrain.lightning.plugin_names import finder
 from drivetrain.states import EarlyStoppingReason as EarlyStoppingReason
 
@@ -36,4 +40,14 @@ NAMES = {
 __all__ = ["Callback", *NAMES]  # noqa: PLE0604  (they are strings)
 __path__: list[str] = []
 
-__getattr__ = finder(__name__, "callbacks", NAMES, {})
+_BESIDE = {"Tqdm": "TQDMProgressBar", "convert_inf": "TQDMProgressBar"}  # by the class in whose module they are
+_find = finder(__name__, "callbacks", NAMES, {})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BESIDE:
+        return getattr(sys.modules[_find(_BESIDE[name]).__module__], name)
+    return _find(name)
+
+
+deep_names.name_below(__name__)

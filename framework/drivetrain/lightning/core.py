@@ -6,8 +6,11 @@ from drivetrain.attribute_dict import AttributeDict as AttributeDict
 from drivetrain.data import DataModule as LightningDataModule
 from drivetrain.data_hooks import DataHooks as DataHooks
 from drivetrain.hyperparameters import HyperparametersMixin as HyperparametersMixin
+from drivetrain.lightning import deep_names
 from drivetrain.module import TrainModule as LightningModule
 from drivetrain.optimizer import TrainOptimizer as LightningOptimizer
 
 __all__ = ["DataHooks", "HyperparametersMixin", "LightningDataModule", "LightningModule", "LightningOptimizer"]
 __path__: list[str] = []
+
+deep_names.name_below(__name__)

@@ -77,6 +77,14 @@ class _DeepNames(MetaPathFinder, Loader):
         module.__spec__, module.__path__ = module.__spec__.loader_state
 
 
+def name_below(module: str) -> None:
+    """Let the paths below ``module`` be its attributes as well (``L.utilities.types``): Lightning imports them all."""
+    found = sys.modules[module]
+    for path in _BELOW[module.rpartition(".")[2]].split():
+        if "." not in path and f"{module.rpartition('.')[2]}.{path}" in _FOUND_IN:
+            vars(found).setdefault(path, found)
+
+
 def install(root: str) -> None:
     """Answer imports below ``root`` that are other names."""
     if not any(isinstance(finder, _DeepNames) and finder.root == root for finder in sys.meta_path):

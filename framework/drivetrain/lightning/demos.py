@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.data import DataModule
+from drivetrain.lightning import deep_names
 from drivetrain.module import TrainModule
 
 __path__: list[str] = []
@@ -85,3 +86,6 @@ class DemoModel(BoringModel):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.layer.parameters(), lr=self.hparams.learning_rate)
+
+
+deep_names.name_below(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drivetrain.lightning import deep_names
 from drivetrain.lightning.plugin_names import finder
 from drivetrain.logger import Logger as Logger
 from drivetrain.logger import first_worker_experiment
@@ -23,3 +24,5 @@ __all__ = ["Logger", *NAMES]  # noqa: PLE0604  (they are strings)
 __path__: list[str] = []
 
 __getattr__ = finder(__name__, "loggers", NAMES, NOT_OFFERED)
+
+deep_names.name_below(__name__)

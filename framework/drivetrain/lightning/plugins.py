@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.lightning import deep_names
 from drivetrain.precision import Precision as Precision
 
 __path__: list[str] = []
@@ -80,3 +81,6 @@ def precision_among(plugins: Any, precision: Any) -> Any:
     if not given and str(precision) in _AS_IT_IS:
         return Precision("32-true")
     return given[0] if given else precision
+
+
+deep_names.name_below(__name__)

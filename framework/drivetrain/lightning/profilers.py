@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drivetrain.lightning import deep_names
 from drivetrain.lightning.plugin_names import finder
 from drivetrain.profiler import PassThroughProfiler as PassThroughProfiler
 from drivetrain.profiler import Profiler as Profiler
@@ -16,3 +17,5 @@ __all__ = ["PassThroughProfiler", "Profiler", *NAMES]  # noqa: PLE0604  (they ar
 __path__: list[str] = []
 
 __getattr__ = finder(__name__, "profilers", NAMES, NOT_OFFERED)
+
+deep_names.name_below(__name__)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.lightning import deep_names
 from drivetrain.strategy import Strategy as Strategy
 
 __path__: list[str] = []
@@ -141,3 +142,6 @@ def meaning_of(strategy: Any) -> tuple[Any, dict[str, Any]]:
         if strategy in NAMES:
             return dict(NAMES[strategy]), {}
     return strategy, {}
+
+
+deep_names.name_below(__name__)

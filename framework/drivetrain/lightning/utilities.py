@@ -27,6 +27,7 @@ from drivetrain.checkpoint import rng
 from drivetrain.combined import CombinedLoader as CombinedLoader
 from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
+from drivetrain.lightning import deep_names
 from drivetrain.sharding import batch_size as _batch_size
 
 __all__ = [
@@ -95,8 +96,7 @@ class GradClipAlgorithmType(StrEnum):
     NORM = "norm"
 
 
-class MisconfigurationException(ConfigurationError):
-    """Lightning's name of a request that cannot be carried out as written."""
+MisconfigurationException = ConfigurationError  # Lightning's name; a project catches what the Trainer raises
 
 
 class PossibleUserWarning(UserWarning):
@@ -205,3 +205,6 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
         yield
     finally:
         rng.restore(state)
+
+
+deep_names.name_below(__name__)

@@ -11,6 +11,7 @@ import torch
 
 from drivetrain.comm import phase
 from drivetrain.launch import signals
+from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
 
@@ -60,6 +61,7 @@ class EvaluateLoop:
         sources: the loaders; none where they were not asked for yet.
         metrics: what was logged.
         results: one dict of metrics per loader.
+        has_run: whether the last pass that was no sanity check evaluated a batch.
     """
 
     def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
@@ -67,6 +69,7 @@ class EvaluateLoop:
         self.metrics: Metrics = trainer.new_metrics()
         self.use(sources or [])
         self.results: list[dict[str, float]] = []
+        self.has_run = False
         self._passes = 0
         self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
         self._told: set[int] = set()
@@ -85,11 +88,14 @@ class EvaluateLoop:
         former, trainer.metrics = trainer.metrics, self.metrics
         by_step, trainer.published.by_step = None if trainer.published.by_step is None else False, None
         self.metrics.reset()
-        no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
+        self.has_run = False
+        # Within a fit a project may train on what it kept of a validation, which inference mode forbids.
+        inference = trainer.inference_mode and trainer.stage != "fit"
+        no_grad = torch.inference_mode if inference else torch.no_grad
         try:
             trainer.remember_modes()
-            hooks.of_module(f"on_{stage}_model_eval")
             with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+                hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")
                 for source in self.sources:
@@ -101,7 +107,7 @@ class EvaluateLoop:
                     hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
-            hooks.of_module(f"on_{stage}_model_train")
+                hooks.of_module(f"on_{stage}_model_train")
         finally:
             trainer.metrics, trainer.published.by_step = former, by_step
         return self.results
@@ -111,7 +117,9 @@ class EvaluateLoop:
         trainer = self.trainer
         several = trainer.strategy.communicator.world_size > 1
         if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
-            trainer.published.publish(self.metrics.exchange(self.metrics.epoch_columns()), step=0, write=False)
+            so_far = self.metrics.exchange(self.metrics.epoch_columns())
+            objects = self.metrics.torchmetrics(so_far.columns, reset=False)
+            trainer.published.publish(so_far.joined(objects), step=0, write=False)
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
@@ -139,6 +147,7 @@ class EvaluateLoop:
                     hooks.current = former
 
             output = strategy.evaluation_step(call, batch)
+            self.has_run = not trainer.sanity_checking
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
             if trainer.meanings.live_metrics:
                 self._write_step(source.index)
@@ -178,7 +187,7 @@ class EvaluateLoop:
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.published.publish(epoch.joined(objects), step=step_done)
-        self.results = self._by_loader(epoch.values | objects.values | epoch.own)
+        self.results = self._by_loader(in_order(epoch.values | objects.values | epoch.own, exchange.columns))
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         longest = 1 + max(by_batch, default=0)
@@ -248,16 +257,16 @@ class PredictLoop:
         hooks, module = trainer.hooks, trainer.lightning_module
         no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         trainer.remember_modes()
-        hooks.of_module("on_predict_model_eval")
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+            hooks.of_module("on_predict_model_eval")
             hooks("on_predict_start")
             hooks("on_predict_epoch_start")
             for source, found, chosen in zip(self.sources, self._found, self.epoch_batch_indices, strict=True):
                 self._loader(source, arguments, found, chosen)
             hooks("on_predict_epoch_end")
             hooks("on_predict_end")
-        hooks.of_module("on_predict_model_train")
+            hooks.of_module("on_predict_model_train")
         return self._found
 
     def _loader(

@@ -78,7 +78,7 @@ class FitLoop(RunningLoop):
         self.forward_only = False
         self.batches_seen = batches_seen
         self._at_each_batch = trainer.meanings.moments == "batch"
-        self.resumed = False
+        self.resumed = self.restored = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
         self.seconds_before = 0.0
@@ -129,7 +129,8 @@ class FitLoop(RunningLoop):
         if trainer.meanings.modes == "train":
             self.module.train()
         if not self.resumed:
-            source.open(keep=self.epoch == 0)  # a later call of fit opens anew, in Lightning's natural order
+            # A later call of fit opens anew, in Lightning's natural order.
+            source.open(keep=self.epoch == 0 or self.restored)
         if self.validations.in_epoch():
             stage_data.validation(trainer)
         hooks("on_train_start")
@@ -218,7 +219,9 @@ class FitLoop(RunningLoop):
         trainer.published.keep()
         trainer.published.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
-            trainer.published.publish(boundary.agree(metrics, metrics.epoch_columns()), step=0, write=False)
+            so_far = boundary.agree(metrics, metrics.epoch_columns())
+            objects = metrics.torchmetrics(so_far.columns, reset=False)
+            trainer.published.publish(so_far.joined(objects), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew

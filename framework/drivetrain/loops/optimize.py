@@ -161,7 +161,9 @@ class Optimization:
                 raise SkipStep
         if self.module.automatic_optimization or trainer.gradient_clip_val:
             self.module.configure_gradient_clipping(
-                optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+                optimizer,
+                gradient_clip_val=trainer.gradient_clip_val,
+                gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             )
         self._complete = False
 

@@ -42,6 +42,7 @@ def restore(fit: FitLoop, state: dict[str, Any]) -> None:
     fit.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]
     _count_batches_anew(fit, state.get("rounds", False))
     fit.resumed = fit.batch > 0 or fit.ended
+    fit.restored = True
 
 
 def _count_batches_anew(fit: FitLoop, rounds: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drivetrain_plugins.callbacks.lightning_checkpoint_files import CheckpointFiles, link_to, with_counters
-from drivetrain_plugins.callbacks.monitor import has_validation, missing, worst
+from drivetrain_plugins.callbacks.monitor import missing, worst
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -53,7 +53,7 @@ class CheckpointRanking(CheckpointFiles):
             self._save_none_monitor_checkpoint(trainer, monitor_candidates)
             return
         current = monitor_candidates.get(self.monitor)
-        if current is None and has_validation(trainer) and trainer.check_val_every_n_epoch == 1:
+        if current is None and trainer.validation is not None and trainer.validation.has_run:
             raise missing("ModelCheckpoint", self.monitor, trainer)
         if current is None:
             warnings.warn(f"{missing('ModelCheckpoint', self.monitor, trainer)}", stacklevel=2)

@@ -1,57 +1,259 @@
-"""TQDMProgressBar: the one bar in the plain look of tqdm."""
+"""TQDMProgressBar: a bar for training, one for each evaluation, each made by a method that a project may override."""
 
 from __future__ import annotations
 
-from rich.progress import ProgressColumn, Task
-from rich.text import Text
+import math
+from typing import TYPE_CHECKING, Any
 
-from drivetrain_plugins.callbacks.progress_bar import RichProgressBar, RichProgressBarTheme
+from drivetrain_plugins.callbacks.progress_bar import RichProgressBar
+from drivetrain_plugins.callbacks.tqdm_bar import Tqdm
 
-_WIDTH = 20
+if TYPE_CHECKING:
+    from drivetrain.module import TrainModule
+    from drivetrain.trainer import Trainer
 
 
 class TQDMProgressBar(RichProgressBar):
-    """``epoch 1/6:  40%|████████            | 25/63 [00:03<00:05,  7.9 it/s, loss=0.231]``.
-
-    It draws by itself; the package tqdm is not used, so there are no bars of its to replace (``init_train_tqdm``).
+    """The bars are :class:`Tqdm`'s, or what ``init_train_tqdm`` and its like return: anything with ``n``, ``total``,
+    ``disable``, ``reset``, ``refresh``, ``set_description``, ``set_postfix`` and ``close``. Off a terminal a line is
+    printed at the end of each epoch.
 
     Args:
         refresh_rate: batches between two draws, 0 for no bar.
-        process_position: has no effect: a bar of this process is always the last line.
+        process_position: lines between the bar and the cursor; a bar of this process is always the last line.
         leave: keep each epoch's bar on the screen.
     """
 
+    sanity_check_description = "Sanity Checking"
+    train_description = "Training"
+    validation_description = "Validation"
+    test_description = "Testing"
+    predict_description = "Predicting"
+
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
-        plain = RichProgressBarTheme(time="", processing_speed="", metrics="", metrics_text_delimiter=", ")
-        super().__init__(refresh_rate=refresh_rate, leave=leave, theme=plain)
+        super().__init__(refresh_rate=refresh_rate, leave=leave)
         self._process_position = process_position
+        self._bars: dict[str, Any] = {}
+        self._loader: int | None = None  # of the evaluation at hand
 
     @property
     def process_position(self) -> int:
         return self._process_position
 
-    def columns(self) -> list[ProgressColumn | str]:
-        return [_Line()]
+    # -- the bars -----------------------------------------------------------------------------------------------
+    def _of(self, kind: str) -> Any:
+        if kind not in self._bars:
+            raise TypeError(f"{type(self).__name__} has no bar of {kind} now: it is made when that begins.")
+        return self._bars[kind]
+
+    @property
+    def train_progress_bar(self) -> Any:
+        return self._of("train")
+
+    @train_progress_bar.setter
+    def train_progress_bar(self, bar: Any) -> None:
+        self._bars["train"] = bar
+
+    @property
+    def val_progress_bar(self) -> Any:
+        return self._of("validation")
+
+    @val_progress_bar.setter
+    def val_progress_bar(self, bar: Any) -> None:
+        self._bars["validation"] = bar
+
+    @property
+    def test_progress_bar(self) -> Any:
+        return self._of("test")
+
+    @test_progress_bar.setter
+    def test_progress_bar(self, bar: Any) -> None:
+        self._bars["test"] = bar
+
+    @property
+    def predict_progress_bar(self) -> Any:
+        return self._of("predict")
+
+    @predict_progress_bar.setter
+    def predict_progress_bar(self, bar: Any) -> None:
+        self._bars["predict"] = bar
+
+    def _made(self, description: str, leave: bool) -> Tqdm:
+        console = self.console
+        return Tqdm(
+            desc=f"{description}: ",
+            position=self._process_position,
+            disable=self.is_disabled,
+            leave=leave,
+            file=console.file,
+            mininterval=self._interval,
+            tty=console.is_terminal or console.is_jupyter,
+        )
+
+    def init_sanity_tqdm(self) -> Any:
+        """The bar of the sanity check."""
+        return self._made(self.sanity_check_description, False)
+
+    def init_train_tqdm(self) -> Any:
+        """The bar of training."""
+        return self._made(self.train_description, True)
+
+    def init_validation_tqdm(self) -> Any:
+        """The bar of a validation, within training or alone."""
+        return self._made(self.validation_description, not self._fitting)
+
+    def init_test_tqdm(self) -> Any:
+        """The bar of a test."""
+        return self._made(self.test_description, True)
+
+    def init_predict_tqdm(self) -> Any:
+        """The bar of a prediction."""
+        return self._made(self.predict_description, True)
+
+    def print(self, *objects: Any, sep: str = " ", **options: Any) -> None:
+        """Print above the bar."""
+        Tqdm.write(sep.join(map(str, objects)), **options)
+
+    def _stop(self) -> None:
+        for bar in self._bars.values():
+            bar.close()
+        self._bars.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_bars": {}}
+
+    def _go_on(self, bar: Any, done: int) -> bool:
+        """Show ``done`` batches where that is due; whether it was."""
+        due = self.is_enabled and (done % self._refresh_rate == 0 or done == bar.total)
+        if due and not bar.disable:
+            bar.n = done
+            bar.refresh()
+        return due
+
+    # -- training -----------------------------------------------------------------------------------------------
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self.val_progress_bar = self.init_sanity_tqdm()
+        self.train_progress_bar = Tqdm(disable=True)
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._stop()
+
+    def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self.train_progress_bar = self.init_train_tqdm()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if self._leave:
+            self.train_progress_bar = self.init_train_tqdm()
+        bar = self.train_progress_bar
+        bar.reset(convert_inf(self.total_train_batches))
+        bar.set_description(f"Epoch {trainer.current_epoch}")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        bar = self.train_progress_bar
+        if self._go_on(bar, batch_idx + 1):
+            bar.set_postfix(self.get_metrics(trainer, pl_module))
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        bar = self.train_progress_bar
+        if not bar.disable:
+            bar.set_postfix(self.get_metrics(trainer, pl_module))
+        if self.is_enabled and not self.live:
+            print(bar, file=self.console.file, flush=True)
+        if self._leave:
+            bar.close()
+
+    # -- evaluation ---------------------------------------------------------------------------------------------
+    def _begin_loader(self, bar: Any, description: str, batches: list[int | float], loader: int) -> None:
+        if loader != self._loader:
+            self._loader = loader
+            bar.reset(convert_inf(batches[loader]) if loader < len(batches) else None)
+            bar.set_description(f"{description} DataLoader {loader}")
+
+    def _end(self, kind: str) -> None:
+        self._of(kind).close()
+        self._loader = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if not trainer.sanity_checking:
+            self.val_progress_bar = self.init_validation_tqdm()
+            self._before = dict(trainer.callback_metrics)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        checks = trainer.sanity_checking
+        description = self.sanity_check_description if checks else self.validation_description
+        batches = trainer.num_sanity_val_batches if checks else trainer.num_val_batches
+        self._begin_loader(self.val_progress_bar, description, batches, dataloader_idx)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._go_on(self.val_progress_bar, batch_idx + 1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if self._fitting and "train" in self._bars:
+            self.train_progress_bar.set_postfix(self.get_metrics(trainer, pl_module))
+        self._end("validation")
+        if not self._fitting:
+            self._table("validate", trainer)
+
+    def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self.test_progress_bar = self.init_test_tqdm()
+        self._before = dict(trainer.callback_metrics)
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._begin_loader(self.test_progress_bar, self.test_description, trainer.num_test_batches, dataloader_idx)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._go_on(self.test_progress_bar, batch_idx + 1)
+
+    def on_test_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._end("test")
+        self._table("test", trainer)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self.predict_progress_bar = self.init_predict_tqdm()
+
+    def on_predict_batch_start(
+        self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        batches = trainer.num_predict_batches
+        self._begin_loader(self.predict_progress_bar, self.predict_description, batches, dataloader_idx)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: TrainModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._go_on(self.predict_progress_bar, batch_idx + 1)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._end("predict")
 
 
-class _Line(ProgressColumn):
-    """All of a task in one line."""
-
-    def render(self, task: Task) -> Text:
-        done, total = int(task.completed), None if task.total is None else int(task.total)
-        metrics = f", {task.fields['metrics']}" if task.fields["metrics"] else ""
-        rate = task.fields["rate"] or "? it/s"
-        passed = task.elapsed or 0.0
-        if not total:
-            return Text(f"{task.description}: {done} [{_clock(passed)}, {rate}{metrics}]")
-        filled = min(_WIDTH, _WIDTH * done // total)
-        bar = "█" * filled + " " * (_WIDTH - filled)
-        left = _clock(passed * (total - done) / done) if done else "?"
-        share = 100 * done // total
-        return Text(f"{task.description}: {share:3d}%|{bar}| {done}/{total} [{_clock(passed)}<{left}, {rate}{metrics}]")
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
+def convert_inf(batches: int | float | None) -> int | float | None:
+    """``batches``, or None where their number is not known."""
+    return None if batches is None or math.isinf(batches) or math.isnan(batches) else batches

@@ -27,6 +27,8 @@ class VersionedLogger(Logger):
     Nothing is created before the first write.
     """
 
+    saves_by_itself = True
+
     def __init__(
         self,
         save_dir: str | os.PathLike[str],

@@ -144,7 +144,8 @@ def range_test(
             f" {len(trainer.optimizers)}: find their rates by hand."
         )
     found = LearningRateRange(mode, minimum, maximum, steps)
-    with Trial(trainer, [_Recorder(found, threshold)]) as trial:
+    recorder = _Recorder(found, threshold)
+    with Trial(trainer, [recorder], validates=trainer.meanings.trials == "validate") as trial:
         optimizer = trial.optimizers[0]
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] = minimum

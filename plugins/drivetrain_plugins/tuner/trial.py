@@ -11,6 +11,8 @@ from drivetrain import stage_data
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
 from drivetrain.hooks import Hooks
+from drivetrain.logger import SilentLogger
+from drivetrain.loops.evaluate import EvaluateLoop
 from drivetrain.loops.fit import FitLoop
 from drivetrain.published import PublishedMetrics
 from drivetrain.sharding import BatchSource
@@ -22,23 +24,25 @@ if TYPE_CHECKING:
 _KEPT = (
     "loop", "hooks", "metrics", "published", "loggers", "callbacks", "max_steps",
     "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
-    "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch",
+    "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch", "_validation_read_in",
 )  # fmt: skip
 
 
 class Trial:
     """A context within which :meth:`train` may be called, from a hook of a run that has its optimizers.
 
-    The module's hooks are called as in training; callbacks are those given here, loggers there are none. What the run
-    was is put back on leaving, also after an error.
+    The module's hooks are called as in training; callbacks are those given here, and a logger keeps nothing. What the
+    run was is put back on leaving, also after an error.
 
     Args:
         trainer: of the run.
         callbacks: of the trial.
+        validates: whether validation comes when it comes in training. It may draw random numbers, or a loader for it,
+            so that the order of the next epoch depends on it.
     """
 
-    def __init__(self, trainer: Trainer, callbacks: list[Callback]) -> None:
-        self.trainer, self.callbacks = trainer, callbacks
+    def __init__(self, trainer: Trainer, callbacks: list[Callback], validates: bool = False) -> None:
+        self.trainer, self.callbacks, self.validates = trainer, callbacks, validates
 
     def __enter__(self) -> Trial:
         trainer, strategy = self.trainer, self.trainer.strategy
@@ -50,7 +54,9 @@ class Trial:
             self._own = deepcopy(strategy.own_state())
         self._schedules = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
         self._random = rng.capture()
-        trainer.loggers, trainer.callbacks, trainer.validation = [], self.callbacks, None
+        trainer.loggers, trainer.callbacks = [SilentLogger()] if trainer.loggers else [], self.callbacks
+        validates = self.validates and stage_data.validates(trainer)
+        trainer.validation = EvaluateLoop(trainer, "validation") if validates else None
         trainer.min_epochs = trainer.min_steps = None
         trainer.log_every_n_steps = 1  # the ranks agree after every step
         trainer.published, trainer.timing = PublishedMetrics(trainer), Timing()

@@ -1,0 +1,238 @@
+"""What published projects do besides: streams that see the run, callbacks and loggers and bars of their own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics
+from torch.utils.data import DataLoader, IterableDataset
+
+import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
+from drivetrain.lightning.callbacks.progress.tqdm_progress import Tqdm, convert_inf
+from drivetrain.optimizer import parse_configuration
+from tests.lightning_parts.both import classifier, compare, loader, trainer, weights
+
+
+class Rollouts(IterableDataset[Any]):
+    """Draws each sample when it is read, and notes when that was; ``says`` is the length that it claims to have."""
+
+    def __init__(self, seen: list[Any], samples: int) -> None:
+        self.seen, self.samples = seen, samples
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self.samples):
+            self.seen.append(f"read {number}")
+            x = torch.randn(3)
+            yield x, int(x.sum() > 0)
+
+
+class Told(Rollouts):
+    says = 12
+
+    def __len__(self) -> int:
+        return self.says
+
+
+@pytest.mark.parametrize("kind", ["without a length", "with a length", "shorter than told", "limited"])
+@pytest.mark.parametrize("reload", [0, 1])
+def test_streams_are_read_at_the_same_moments(tmp_path: Path, kind: str, reload: int) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+
+        class Diary(L.Callback):  # type: ignore[misc, name-defined]
+            def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+                seen.append("epoch")
+
+            def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+                seen.append(f"batch {batch_idx} {trainer.is_last_batch}")
+
+            def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+                seen.append("validation")
+
+        torch.manual_seed(3)
+        data = (Told if "told" in kind or "with a" in kind else Rollouts)(seen, 8 if "shorter" in kind else 12)
+        module = classifier(L, train_dataloader=lambda self: DataLoader(data, batch_size=4))
+        limit = {"limit_train_batches": 2} if kind == "limited" else {}
+        fit = trainer(L, tmp_path, callbacks=[Diary()], max_epochs=3, reload_dataloaders_every_n_epochs=reload, **limit)
+        fit.fit(module, val_dataloaders=loader(8))
+        return {"seen": seen, "weights": weights(module), "batches": str(fit.num_training_batches)}
+
+    assert "read 0" in compare(run)["seen"]
+
+
+def test_callbacks_log_and_metrics_keep_their_order(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Logs(L.Callback):  # type: ignore[misc, name-defined]
+            @property
+            def state_key(self) -> str:
+                return self._generate_state_key(of="loss")
+
+            def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                self.log("z", 1.0)
+                self.log_dict({"y": 2.0, "a": 3.0})
+
+        def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+            self.accuracy(self(batch[0]), batch[1])
+            self.log_dict({"val": 0.5, "accuracy": self.accuracy, "b": 1.0})
+
+        module = classifier(L, validation_step=validation_step)
+        module.accuracy = torchmetrics.Accuracy("multiclass", num_classes=2)
+        fit = trainer(L, tmp_path, callbacks=[Logs()], max_epochs=1)
+        fit.fit(module, loader(), loader(9))
+        found = fit.validate(module, loader(9), verbose=False)[0]
+        key = fit.callbacks[0].state_key if isinstance(fit.callbacks[0], Logs) else ""
+        return {"found": found, "order": list(found), "fit": list(fit.callback_metrics), "key": key.split(".")[-1]}
+
+    assert compare(run)["order"] == ["val", "accuracy", "b", "z", "y", "a"]
+
+
+def test_loaders_read_at_once_are_counted_one_by_one(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+            self.log("rows", float(sum(len(part[0]) for part in batch.values() if part)), batch_size=1)
+
+        both = L.utilities.CombinedLoader({"a": loader(8), "b": loader(13)}, "max_size")
+        fit = trainer(L, tmp_path, max_epochs=1)
+        fit.fit(classifier(L, validation_step=validation_step), loader(), both)
+        kind = type(fit.val_dataloaders).__name__
+        return {"batches": fit.num_val_batches, "kind": kind, "rows": float(fit.callback_metrics["rows"])}
+
+    assert compare(run)["batches"] == [2, 4]
+
+
+def test_what_lightning_only_warns_of(tmp_path: Path) -> None:
+    def configured(module: Any) -> Any:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scheduler = {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "opt_idx": 0}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "interval": "epoch"}
+
+    def run(L: Any) -> dict[str, Any]:
+        module = classifier(L, configure_optimizers=configured)
+        trainer(L, tmp_path, max_epochs=2).fit(module, loader())
+        return {"rates": module.rates}
+
+    compare(run)
+    with pytest.warns(UserWarning, match="unknown scheduler key 'opt_idx'"):
+        parse_configuration(configured(classifier(ours)), warns=True)
+    with pytest.raises(ConfigurationError, match="unknown key 'interval'"):
+        parse_configuration(configured(classifier(ours)))
+
+
+def test_a_plateau_stepped_by_hand_needs_no_monitor(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        def configured(module: Any) -> Any:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)]
+
+        def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+            loss, optimizer = self(batch[0]).pow(2).mean(), self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.lr_schedulers().step(1.0)
+
+        module = classifier(L, configure_optimizers=configured, training_step=training_step)
+        module.automatic_optimization = False
+        trainer(L, tmp_path, max_epochs=1).fit(module, loader())
+        return {"rates": module.rates}
+
+    assert compare(run)["rates"][0][0] < 0.1
+
+
+def test_loggers_of_ones_own_are_asked_to_save(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Held(L.loggers.logger.Logger):  # type: ignore[misc, name-defined]
+            name, version = "held", "0"
+            told: list[str] = []
+
+            def log_metrics(self, metrics: Any, step: Any = None) -> None:
+                self.told.append(f"{step} {sorted(metrics)}")
+
+            def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+            def save(self) -> None:
+                self.told.append("save")
+
+        held = Held()
+        trainer(L, tmp_path, logger=held, max_epochs=1, log_every_n_steps=2).fit(classifier(L), loader(), loader(9))
+        return {"told": held.told}
+
+    assert compare(run)["told"][-1] == "save"
+
+
+def test_bars_of_ones_own(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        told: list[Any] = []
+
+        class Bar(L.callbacks.TQDMProgressBar):  # type: ignore[misc, name-defined]
+            def init_train_tqdm(self) -> Any:
+                bar = super().init_train_tqdm()
+                bar.set_description("train")
+                told.append("made")
+                return bar
+
+            def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+                super().on_train_epoch_start(trainer, pl_module)
+                self.train_progress_bar.set_description(f"epoch {trainer.current_epoch}")
+
+            def get_metrics(self, trainer: Any, pl_module: Any) -> Any:
+                items = super().get_metrics(trainer, pl_module)
+                items.pop("v_num", None)
+                told.append(sorted(items))
+                return items
+
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                super().on_train_epoch_end(trainer, pl_module)
+                bar = self.train_progress_bar
+                told.append([bar.n, bar.total, bar.desc])
+
+            def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+                super().on_validation_batch_start(*args, **kwargs)
+                told.append([self.val_progress_bar.total, self.val_progress_bar.desc])
+
+        options = {"enable_progress_bar": True, "num_sanity_val_steps": 1, "max_epochs": 2}
+        fit = trainer(L, tmp_path, callbacks=[Bar(refresh_rate=4)], **options)
+        fit.fit(classifier(L), loader(), loader(9))
+        fit.test_progress = fit.validate(fit.lightning_module, loader(9), verbose=False)
+        return {"told": told}
+
+    assert [6, 6, "epoch 1: "] in compare(run)["told"]
+    assert convert_inf(float("inf")) is None and convert_inf(3) == 3
+    bar = Tqdm(desc="x", total=4)
+    bar.set_postfix(loss=0.12345)
+    bar.update(2)
+    assert "x 50%|" in str(bar) and "2/4 [" in str(bar) and "loss=0.123]" in str(bar)
+    with pytest.raises(TypeError, match="no bar of test"):
+        _ = ours.callbacks.TQDMProgressBar().test_progress_bar
+
+
+def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
+    class Notes(ours.Callback):
+        def __init__(self) -> None:
+            self.rows: list[dict[str, float]] = []
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.rows.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.accuracy(self(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        self.rates.append([float(loss.detach())])
+        return loss
+
+    module, notes = classifier(ours, training_step=training_step), Notes()
+    module.accuracy = torchmetrics.Accuracy("multiclass", num_classes=2)
+    fit = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[notes], max_epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.fit(module, loader())
+    assert len(module.rates) == 2 * (3 + 1), "a loss of each step, and rates of each epoch"
+    known = [row["accuracy"] for row in notes.rows]
+    assert len(known) == 2 and known[-1] == pytest.approx(float(fit.callback_metrics["accuracy"])), "not an epoch late"
