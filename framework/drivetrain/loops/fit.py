@@ -354,7 +354,8 @@ class FitLoop(RunningLoop):
         boundary = self.boundary
         if self.global_step >= boundary.next_step or boundary.wish_pending() or self.schedules.plateau_due:
             self._agree(index)
-        self.validations.run_if_due(self.is_last_batch)
+        if self.trainer.validation is not None:
+            self.validations.run_if_due(self.is_last_batch)
         if self.schedules.plateau_due:
             self.schedules.after_metrics()
         if boundary.signal is not None:
