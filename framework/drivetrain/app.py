@@ -31,7 +31,7 @@ from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_resume, check_writable
 from drivetrain.cli.table import Outcome, show
-from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted
+from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MetricError
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
 
@@ -80,6 +80,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _dispatch(command)
     except _Stop as stop:
         return _say(stop.cause, stop.cause.exit_code)
+    except MetricError as error:
+        return _say(error, error.exit_code)
     except ConfigurationError as error:
         return _refuse(command, str(error))
     except DrivetrainError as error:

@@ -30,6 +30,12 @@ class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 
 
+class MetricError(TrainingError, ConfigurationError):
+    """A metric is logged or monitored in a way that does not fit, as only the run could show."""
+
+    exit_code = 1
+
+
 class WorkerError(DrivetrainError):
     """A worker process failed. ``rank`` is the first that did, ``cause`` its traceback or signal."""
 

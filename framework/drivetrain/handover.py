@@ -81,6 +81,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
                     "data_seed": trainer.data_seed,
                     "published": trainer.published.state_dict(),
                     "loss_curve": trainer.loss_curve,
+                    "counted": _batches_of(trainer, request.stage),
                     "fitted": fit is not None,
                 }
             ),
@@ -88,6 +89,14 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         }
         torch.save(state, folder / "result.pt")
     trainer.close()
+
+
+def _batches_of(trainer: Trainer, stage: str) -> dict[str, Any]:
+    """Batches of the data that ``stage`` read."""
+    if stage == "fit":
+        return {"train": trainer.num_training_batches, "val": trainer.num_val_batches}
+    which = "val" if stage == "validate" else stage
+    return {which: getattr(trainer, f"num_{which}_batches")}
 
 
 def _owners(trainer: Trainer, request: Request) -> dict[str, Any]:
@@ -143,6 +152,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     if request.stage == "fit":
         trainer._adopted = counted
     fitted = counters.pop("fitted")
+    trainer._counted |= counters.pop("counted")
     trainer.published.load_state_dict(counters.pop("published"))
     curve = [tuple(point) for point in counters.pop("loss_curve")]
     if fitted:

@@ -16,6 +16,10 @@ class Meanings:
         cpu_workers: what ``devices="auto"`` means where there are no GPUs and the strategy takes several workers.
         log_over_ranks: whether ``self.log`` reduces over ranks by itself; else only with ``sync_dist=True``, and each
             rank knows its own value otherwise.
+        pools_loaders: whether one name may be logged over several loaders (``add_dataloader_idx=False``), as one
+            metric.
+        figures: how exact metrics are that are made known: ``"double"``, or as torch's default type (``"default"``)
+            where what was logged was not of double precision.
         steps: what ``global_step`` counts: ``"batch"`` (a batch on which optimizers stepped) or ``"optimizer"`` (every
             step of every optimizer).
         order: where the order of a shuffled loader comes from: ``"seed"`` (a seed of its own and the epoch) or
@@ -53,6 +57,8 @@ class Meanings:
     batch: str = "global"
     cpu_workers: int = 2
     log_over_ranks: bool = True
+    pools_loaders: bool = True
+    figures: str = "double"
     steps: str = "batch"
     order: str = "seed"
     loaders: str = "first"
@@ -81,6 +87,8 @@ LIGHTNING = Meanings(
     batch="per_process",
     cpu_workers=1,
     log_over_ranks=False,
+    pools_loaders=False,
+    figures="default",
     steps="optimizer",
     order="torch",
     loaders="needed",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.errors import TrainingError, nearest
+from drivetrain.errors import MetricError, nearest
 from drivetrain.metric_exchange import MEANS, OBJECT, Column
 
 # Where values may be logged and what is the default there: a training batch's (by step), an evaluation batch's (by
@@ -54,6 +54,7 @@ class Entry:
     reduction: str
     loader: int | None
     over_ranks: bool = True
+    double: bool = False  # whether a value was of double precision
     at: int | None = None  # the loader in whose batches it is logged, of several
     given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
     metric: Any = None  # a torchmetrics metric, which reduces itself
@@ -79,7 +80,8 @@ class Entry:
             total, weight = (value * step[2], step[2]) if self.reduction in MEANS else (value, 1.0)
         elif self.metric is not None:
             return Column(OBJECT + self.path, 0.0, 1.0, self.title, self.prog_bar, self.logger)
-        return Column(self.reduction, total, weight, self.title, self.prog_bar, self.logger, self.over_ranks)
+        shown = (self.title, self.prog_bar, self.logger)
+        return Column(self.reduction, total, weight, *shown, self.over_ranks, self.double)
 
     def fold(self) -> None:
         """Bring the pending values into ``total`` and ``weight``.
@@ -129,7 +131,7 @@ def declared(
     """The entry of a name that is logged in ``hook`` for the first time, with the defaults of that hook.
 
     Raises:
-        TrainingError: it cannot be logged there or so.
+        MetricError: it cannot be logged there or so.
     """
     by_batch = hook in BATCH_HOOKS
     if on_step is None:
@@ -137,21 +139,21 @@ def declared(
     if on_epoch is None:
         on_epoch = not by_batch or not on_step
     if not by_batch and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
-        raise TrainingError(
+        raise MetricError(
             f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
             " validation or test step, or in the start, batch or epoch hooks of these stages."
         )
     if not on_step and not on_epoch:
-        raise TrainingError(
+        raise MetricError(
             f"self.log({name!r}, on_step=False, on_epoch=False) in {hook} would go nowhere: set one of them."
         )
     if on_step and hook in _EPOCH_HOOKS:
-        raise TrainingError(
+        raise MetricError(
             f"self.log({name!r}, on_step=True) cannot be called in {hook}, which belongs to no step: leave on_step out."
         )
     called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
     if called not in _REDUCTIONS:
-        raise TrainingError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
+        raise MetricError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
     metric = None
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
@@ -160,7 +162,7 @@ def declared(
     if metric is not None:
         found = next((path for path, module in named_modules() if module is metric), None)
         if found is None:
-            raise TrainingError(
+            raise MetricError(
                 f"self.log({name!r}, ...) takes a metric that is no part of the module: assign it to an attribute"
                 " in __init__ (a ModuleDict or ModuleList for several), so that every rank has it."
             )

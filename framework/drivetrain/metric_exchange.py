@@ -26,6 +26,7 @@ class Column:
         prog_bar, logger: where the value is shown.
         over_ranks: whether the ranks' values are combined; else each rank knows its own, and the first rank's counts
             where they must agree.
+        double: whether what was logged was of double precision.
     """
 
     reduction: str
@@ -35,10 +36,11 @@ class Column:
     prog_bar: bool = False
     logger: bool = True
     over_ranks: bool = True
+    double: bool = False
 
     def kind(self) -> list[Any]:
         """All but the numbers, as plain data."""
-        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks]
+        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks, self.double]
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.errors import TrainingError
+from drivetrain.errors import MetricError, TrainingError
 from drivetrain.metric_entries import BATCH_HOOKS, Entry, declared, joined
 from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange
 
@@ -36,6 +36,7 @@ class Metrics:
         device: where gathered vectors live.
         counts: whether this rank's values weigh anything; not where another rank logs the same.
         over_ranks: whether values are combined over ranks unasked.
+        pools: whether one name may be logged over several loaders, whose values are then reduced together.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Metrics:
         named_modules: Callable[[], Iterable[tuple[str, Any]]],
         counts: bool = True,
         over_ranks: bool = True,
+        pools: bool = True,
     ) -> None:
-        self.counts, self.over_ranks = counts, over_ranks
+        self.counts, self.over_ranks, self.pools = counts, over_ranks, pools
         self.gather, self.communicator, self.device, self.current_hook = gather, communicator, device, current_hook
         self.named_modules = named_modules
         self.entries: dict[tuple[str | None, str, int | None], Entry] = {}
@@ -87,11 +89,16 @@ class Metrics:
             entry.at = batch.loader if self.several_loaders and batch is not None else None
         elif entry.given != given:
             if entry.given:
-                raise TrainingError(
+                raise MetricError(
                     f"self.log({name!r}, ...) is called in {hook} with other options than before: give the same ones"
                     " each time, or log under another name."
                 )
             entry.given = given  # it comes from a checkpoint
+        if not self.pools and self.several_loaders and batch is not None and entry.at != batch.loader:
+            raise MetricError(
+                f"self.log({name!r}, add_dataloader_idx=False) is called in {hook} for several loaders: give each"
+                " loader a name of its own, or leave add_dataloader_idx out."
+            )
         if entry.metric is not None:
             if entry.on_step and value._forward_cache is None and self.over_ranks:
                 raise TrainingError(
@@ -108,6 +115,7 @@ class Metrics:
                     " value.mean() or one element."
                 )
             value = value.detach()
+            entry.double |= value.dtype == torch.float64
         elif not isinstance(value, (int, float)):
             try:
                 value = float(value)
@@ -259,7 +267,17 @@ class Metrics:
         for (hook, _, _), e in self.entries.items():
             if e.metric is None:
                 e.fold()
-                options = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger, e.reduction, e.loader, e.over_ranks]
+                options = [
+                    e.name,
+                    e.on_step,
+                    e.on_epoch,
+                    e.prog_bar,
+                    e.logger,
+                    e.reduction,
+                    e.loader,
+                    e.over_ranks,
+                    e.double,
+                ]
                 steps = [[batch, float(value), weight] for batch, value, weight in e.steps[-1:]]
                 state.append([hook, options, e.total, e.weight, steps])
         return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from drivetrain.metric_exchange import in_order
 
 if TYPE_CHECKING:
     from drivetrain.metric_entries import Entry
-    from drivetrain.metric_exchange import Exchange
+    from drivetrain.metric_exchange import Column, Exchange
     from drivetrain.trainer import Trainer
 
 
@@ -64,12 +65,14 @@ class PublishedMetrics:
         trainer = self.trainer
         if not trainer.meanings.live_metrics or self.by_step is None or trainer.metrics is None:
             return []
-        return list(trainer.metrics.current(self.by_step, trainer.world_size == 1))
+        found = trainer.metrics.current(self.by_step, trainer.world_size == 1)
+        return [(entry, name, self.as_shown(value, entry.double)) for entry, name, value in found]
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The metric ``name``, the same on all ranks; see :meth:`drivetrain.Trainer.monitored`."""
         if self.trainer.world_size > 1 and name in self._agreed:
-            return torch.tensor(self._agreed[name], dtype=torch.float64)
+            known = self._callback.get(name)
+            return torch.tensor(self._agreed[name], dtype=torch.float64 if known is None else known.dtype)
         return self.callback.get(name)
 
     # -- making known -------------------------------------------------------------------------------------------
@@ -83,9 +86,10 @@ class PublishedMetrics:
             if name in exchange.own:
                 self._agreed[name] = self._agreed[column.title] = value
                 value = exchange.own[name]
-            self._callback[column.title] = self._callback[name] = torch.tensor(value, dtype=torch.float64)
+            shown = self._shown(value, column)
+            self._callback[column.title] = self._callback[name] = shown
             if column.prog_bar:
-                self._bar[name] = value
+                self._bar[name] = float(shown)
         if write and not checking:
             self.write(exchange, step)
 
@@ -93,10 +97,12 @@ class PublishedMetrics:
         """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called
         ``step`` was logged. ``epoch``: beside the number of the epoch."""
         known = in_order(exchange.values | exchange.own, exchange.columns)
-        scalars = {name: value for name, value in known.items() if exchange.columns[name].logger}
-        if not scalars:
+        columns = exchange.columns
+        shown = {name: self._shown(value, columns[name]) for name, value in known.items() if columns[name].logger}
+        if not shown:
             return
-        self._log.update({name: torch.tensor(value, dtype=torch.float64) for name, value in scalars.items()})
+        self._log.update(shown)
+        scalars: dict[str, float] = {name: float(value) for name, value in shown.items()}
         if epoch:
             if "step" in scalars:
                 step = int(scalars.pop("step"))
@@ -107,6 +113,19 @@ class PublishedMetrics:
                 logger.log_metrics(dict(scalars), step=max(0, step))
                 if not logger.saves_by_itself:
                     logger.save()
+
+    def rounded(self, values: dict[str, float], columns: Mapping[str, Column]) -> dict[str, float]:
+        """``values`` as they are made known."""
+        return {name: float(self._shown(value, columns[name])) for name, value in values.items()}
+
+    def _shown(self, value: float, column: Column) -> torch.Tensor:
+        return self.as_shown(torch.tensor(value, dtype=torch.float64), column.double)
+
+    def as_shown(self, value: torch.Tensor, exact: bool = False) -> torch.Tensor:
+        """``value`` as it is made known, unless it was logged as ``exact`` as that."""
+        if exact or value.dtype != torch.float64 or self.trainer.meanings.figures == "double":
+            return value
+        return value.to(torch.get_default_dtype())
 
     # -- between processes --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

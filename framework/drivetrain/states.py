@@ -26,6 +26,11 @@ class RunningStage(StrEnum):
     def evaluating(self) -> bool:
         return self in (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.SANITY_CHECKING)
 
+    @property
+    def dataloader_prefix(self) -> str:
+        """Which loaders are read: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``."""
+        return "val" if self in (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING) else self.value
+
 
 class TrainerStatus(StrEnum):
     INITIALIZING = "initializing"
@@ -33,9 +38,13 @@ class TrainerStatus(StrEnum):
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
 
+    @property
+    def stopped(self) -> bool:
+        return self in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
+
 
 @dataclass(frozen=True)
-class State:
+class TrainerState:
     """What a Trainer is doing now; ``fn`` and ``stage`` are None before its first call."""
 
     status: TrainerStatus
@@ -48,7 +57,7 @@ class State:
 
     @property
     def stopped(self) -> bool:
-        return self.status in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
+        return self.status.stopped
 
 
 class EarlyStoppingReason(Enum):

@@ -247,6 +247,7 @@ class Trainer(TrainerState):
             module.named_modules,
             strategy.counts,
             self.meanings.log_over_ranks,
+            self.meanings.pools_loaders,
         )
 
     @contextmanager

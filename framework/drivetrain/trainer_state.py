@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.optim import Optimizer
 
-from drivetrain import stage_data
+from drivetrain import stage_data, states
 from drivetrain.callback import Callback
 from drivetrain.combined import CombinedLoader
 from drivetrain.configuration import Configuration
@@ -17,7 +17,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.launch import signals
 from drivetrain.logger import Logger
 from drivetrain.published import PublishedMetrics
-from drivetrain.states import RunningStage, State, TrainerFn, TrainerStatus
+from drivetrain.states import RunningStage, TrainerFn, TrainerStatus
 from drivetrain.strategy import Strategy
 from drivetrain.timing import Timing
 
@@ -70,6 +70,7 @@ class TrainerState(Configuration):
         self.data_seed = 0
         self.ckpt_path: str | None = None
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
+        self._counted: dict[str, Any] = {}  # batches of each kind of data, as workers of an earlier call had them
         self._modes: dict[str, bool] = {}
         self._consensus = 0
         self.to_device: BatchTransfer = None  # type: ignore[assignment]
@@ -222,7 +223,7 @@ class TrainerState(Configuration):
         return signals.pending() == signal.SIGTERM
 
     @property
-    def state(self) -> State:
+    def state(self) -> states.TrainerState:
         """What is being done, in Lightning's words."""
         fn = TrainerFn(self.stage) if self.stage else None
         stage = None
@@ -233,7 +234,7 @@ class TrainerState(Configuration):
         elif self.training:
             stage = RunningStage.TRAINING
         words = {"idle": "initializing", "running": "running", "interrupted": "interrupted", "failed": "interrupted"}
-        return State(TrainerStatus(words.get(self.status, "finished")), fn, stage)
+        return states.TrainerState(TrainerStatus(words.get(self.status, "finished")), fn, stage)
 
     @property
     def is_last_batch(self) -> bool:
@@ -265,20 +266,20 @@ class TrainerState(Configuration):
     def num_training_batches(self) -> int | float:
         if self.train_source is not None:
             return self.train_source.length
-        return float("inf") if self.meanings.loaders == "needed" else 0
+        return self._counted.get("train", float("inf") if self.meanings.loaders == "needed" else 0)
 
     @property
     def num_val_batches(self) -> list[int | float]:
         loop = self.evaluation if self.stage == "validate" else self.validation
-        return [] if loop is None else [length for source in loop.sources for length in source.lengths]
+        return self._counted.get("val", []) if loop is None else _lengths(loop.sources)
 
     @property
     def num_test_batches(self) -> list[int | float]:
-        return [length for source in self.test_sources for length in source.lengths]
+        return _lengths(self.test_sources) or self._counted.get("test", [])
 
     @property
     def num_predict_batches(self) -> list[int | float]:
-        return [length for source in self.predict_sources for length in source.lengths]
+        return _lengths(self.predict_sources) or self._counted.get("predict", [])
 
     @property
     def train_dataloader(self) -> Any:
@@ -355,3 +356,8 @@ class TrainerState(Configuration):
         windows = 1 if self.strategy.support.rounds else -(-int(per_epoch) // self.accumulate_grad_batches)
         steps = windows * max(self.max_epochs, 1)
         return steps if self.max_steps == -1 else min(steps, self.max_steps)
+
+
+def _lengths(sources: list[BatchSource]) -> list[int | float]:
+    """Batches of each loader, also of those that one source reads at once."""
+    return [length for source in sources for length in source.lengths]

@@ -40,8 +40,8 @@ class Told(Rollouts):
 
 
 @pytest.mark.parametrize("kind", ["without a length", "with a length", "shorter than told", "limited"])
-@pytest.mark.parametrize("reload", [0, 1])
-def test_streams_are_read_at_the_same_moments(tmp_path: Path, kind: str, reload: int) -> None:
+@pytest.mark.parametrize(("reload", "accumulated"), [(0, 1), (1, 1), (0, 3), (0, 2)])
+def test_streams_are_read_at_the_same_moments(tmp_path: Path, kind: str, reload: int, accumulated: int) -> None:
     def run(L: Any) -> dict[str, Any]:
         seen: list[Any] = []
 
@@ -52,6 +52,9 @@ def test_streams_are_read_at_the_same_moments(tmp_path: Path, kind: str, reload:
             def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
                 seen.append(f"batch {batch_idx} {trainer.is_last_batch}")
 
+            def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+                seen.append(f"step {trainer.global_step}")
+
             def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
                 seen.append("validation")
 
@@ -59,11 +62,97 @@ def test_streams_are_read_at_the_same_moments(tmp_path: Path, kind: str, reload:
         data = (Told if "told" in kind or "with a" in kind else Rollouts)(seen, 8 if "shorter" in kind else 12)
         module = classifier(L, train_dataloader=lambda self: DataLoader(data, batch_size=4))
         limit = {"limit_train_batches": 2} if kind == "limited" else {}
+        limit["accumulate_grad_batches"] = accumulated
         fit = trainer(L, tmp_path, callbacks=[Diary()], max_epochs=3, reload_dataloaders_every_n_epochs=reload, **limit)
         fit.fit(module, val_dataloaders=loader(8))
-        return {"seen": seen, "weights": weights(module), "batches": str(fit.num_training_batches)}
+        whole = "short" in kind or (2 if kind == "limited" else 3) % accumulated == 0
+        weighed = weights(module) if whole else None  # of a short last window Lightning's gradient is too small
+        return {"seen": seen, "weights": weighed, "batches": str(fit.num_training_batches)}
 
     assert "read 0" in compare(run)["seen"]
+
+
+def test_a_short_window_of_a_stream_weighs_as_a_whole_one(tmp_path: Path) -> None:
+    listed = list(Rollouts([], 12))
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(listed)
+
+    def run(stream: bool) -> Any:
+        module = classifier(ours)
+        data: DataLoader[Any] = DataLoader(Stream() if stream else listed, batch_size=4)  # type: ignore[arg-type]
+        trainer(ours, tmp_path, accumulate_grad_batches=2, max_epochs=1).fit(module, data)
+        return weights(module)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(run(True), run(False))
+
+
+def test_what_is_written_as_csv_is_the_same_byte_by_byte(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+            self.log_dict({"z": 0.1, "a": torch.tensor(0.3)}, batch_size=4)
+
+        logger = L.loggers.CSVLogger(tmp_path / L.__name__)
+        rates = L.callbacks.LearningRateMonitor()
+        fit = trainer(L, tmp_path, logger=logger, callbacks=[rates], max_epochs=2, log_every_n_steps=2)
+        module = classifier(L, validation_step=validation_step)
+        fit.fit(module, loader(24), loader(8))
+        kinds = {name: value.dtype for name, value in fit.callback_metrics.items()}
+        found = fit.validate(module, loader(8), verbose=False)[0]["z"]
+        same = found == float(fit.callback_metrics["z"]) == float(torch.tensor(0.1))
+        # The epoch's mean, which Lightning adds up in single precision, may be another in its last digit.
+        rows = [r for r in (Path(logger.log_dir) / "metrics.csv").read_bytes().splitlines(True) if b"," in r[:2]]
+        mean = [r for r in rows if r.split(b",")[2] and not r.split(b",")[1]]
+        return {"rows": [r for r in rows if r not in mean], "kinds": kinds, "same": same}
+
+    assert compare(run)["same"]
+
+
+def test_a_monitor_that_was_never_logged_and_a_name_that_is_logged_twice(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        def twice(self: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("same", 1.0 * dataloader_idx, add_dataloader_idx=False)
+
+        wrong = L.utilities.exceptions.MisconfigurationException
+        cases = [
+            (wrong, {"callbacks": [L.callbacks.ModelCheckpoint(monitor="none")], "enable_checkpointing": True}, {}),
+            (RuntimeError, {"callbacks": [L.callbacks.EarlyStopping("none")]}, {}),
+            (wrong, {}, {"validation_step": twice}),
+        ]
+        for error, options, parts in cases:
+            val = [loader(4)] * 2 if parts else loader(4)
+            with pytest.raises(error, match=r"none|same"):
+                trainer(L, tmp_path, max_epochs=1, **options).fit(classifier(L, **parts), loader(), val)
+        return {}
+
+    compare(run)
+
+
+def test_states_read_as_lightnings_do(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        told: list[str] = []
+
+        class Told(L.Callback):  # type: ignore[misc, name-defined]
+            def setup(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+                state = trainer.state
+                words = (state.fn, state.status, state.stage, state.stage.dataloader_prefix)
+                told.append(f"{state} {state.fn == 'fit'} {state.status == 'RUNNING'} {state.status.stopped} {words}")
+
+            on_sanity_check_start = on_train_start = on_validation_start = on_train_epoch_end = teardown = setup
+            on_test_end = on_predict_batch_end = on_fit_start = on_fit_end = on_validation_end = setup
+
+        fit, module = trainer(L, tmp_path, callbacks=[Told()], max_epochs=1, num_sanity_val_steps=1), classifier(L)
+        before = str(fit.state)
+        fit.fit(module, loader(), loader(8))
+        told.append(f"{before} {fit.state} {fit.state.fn} {fit.state.status} {fit.state.finished}")
+        fit.validate(module, loader(8), verbose=False)
+        fit.predict(module, loader(8))
+        return {"told": told, "value": [fit.state.fn.value, fit.state.status.value, hash(fit.state.fn)]}
+
+    assert "TrainerFn.FITTING TrainerStatus.FINISHED True" in "".join(compare(run)["told"])
 
 
 def test_callbacks_log_and_metrics_keep_their_order(tmp_path: Path) -> None:
@@ -229,10 +318,13 @@ def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
 
     module, notes = classifier(ours, training_step=training_step), Notes()
     module.accuracy = torchmetrics.Accuracy("multiclass", num_classes=2)
-    fit = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[notes], max_epochs=2)
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "callbacks": [notes], "max_epochs": 2}
+    fit = trainer(ours, tmp_path, num_sanity_val_steps=1, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fit.fit(module, loader())
+        fit.fit(module, loader(), [loader(9), loader(17)])
+    batches = (fit.num_training_batches, fit.num_val_batches, fit.num_sanity_val_batches)
+    assert batches == (3, [2, 3], [1, 1]) and fit.num_test_batches == [], "as the workers counted them"
     assert len(module.rates) == 2 * (3 + 1), "a loss of each step, and rates of each epoch"
     known = [row["accuracy"] for row in notes.rows]
     assert len(known) == 2 and known[-1] == pytest.approx(float(fit.callback_metrics["accuracy"])), "not an epoch late"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted, WorkerError
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted, MetricError, WorkerError
 
 # What a rank sees when another is gone. Its own fault it is not, though it may be the first that the parent hears of.
 PEER_GONE = re.compile(
@@ -84,7 +84,7 @@ def of_exception(rank: int, error: BaseException) -> Failure:
         return Failure(rank, now, summary, text, exit_code=error.exit_code, kind="interrupted")
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank, now, "interrupted", exit_code=128 + signal.SIGINT, kind="interrupted")
-    if isinstance(error, ConfigurationError):
+    if isinstance(error, ConfigurationError) and not isinstance(error, MetricError):
         return Failure(rank, now, summary, text, trace, error.exit_code, "configuration", secondary)
     if isinstance(error, DrivetrainError):
         return Failure(rank, now, summary, text, trace, error.exit_code, "drivetrain", secondary)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from drivetrain.states import RunningStage as RunningStage
-from drivetrain.states import State as State
 from drivetrain.states import TrainerFn as TrainerFn
+from drivetrain.states import TrainerState as TrainerState
 from drivetrain.states import TrainerStatus as TrainerStatus

@@ -187,7 +187,8 @@ class EvaluateLoop:
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.published.publish(epoch.joined(objects), step=step_done)
-        self.results = self._by_loader(in_order(epoch.values | objects.values | epoch.own, exchange.columns))
+        known = trainer.published.rounded(epoch.values | objects.values | epoch.own, exchange.columns)
+        self.results = self._by_loader(in_order(known, exchange.columns))
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         longest = 1 + max(by_batch, default=0)

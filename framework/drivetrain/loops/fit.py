@@ -283,13 +283,16 @@ class FitLoop(RunningLoop):
         self.timing.begin_step(self.global_step)
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
+            closes = number == final or (total is None and micro.last)
             self.is_last_batch, self.batch_idx, self.in_batch = micro.last, micro.index, True
             if total is None:
                 self.last_batch_size += micro.total
             batch = self.trainer.to_device(micro)
             share = share_of(self, micro, window)
-            step = MicroStep(self, micro, batch, share, number == 0, number == final)
+            step = MicroStep(self, micro, batch, share, number == 0, closes)
             steps.append(step)
+            if closes and number < final:
+                optimization.shorten(steps, len(batches))
             self.metrics.batch = micro
             trainer.published.by_step = True
             if "on_train_batch_start" in hooks.active:
@@ -308,14 +311,14 @@ class FitLoop(RunningLoop):
             if not self.module.automatic_optimization or self.forward_only:
                 optimization.manual(step)
                 optimization.steps += self.forward_only and micro.last  # Lightning counts one that changes nothing
-            elif number == final:
+            elif closes:
                 optimization.automatic(steps)
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
-            self.between_steps = number == final and not self._inner
+            self.between_steps = closes and not self._inner
             # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
-            if number == final and (optimization.stepped or optimization.counts_each) and not self._inner:
+            if closes and (optimization.stepped or optimization.counts_each) and not self._inner:
                 self._count()
                 self.boundary.record(self.global_step, *mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
@@ -331,7 +334,11 @@ class FitLoop(RunningLoop):
                 self.between_steps = True
                 optimization.drop(steps)
                 return
-        if not self._inner:
+        if not self.between_steps and not self._inner:  # a stream shorter than it said: Lightning makes no step of it
+            self.between_steps = True
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+        elif not self._inner:
             self.timing.samples += self.last_batch_size
             self.validations.newest = 1 if self._at_each_batch else len(batches)
             self._after_batches(steps[-1].index)

@@ -184,6 +184,18 @@ class Optimization:
             else:
                 self.module.optimizer_zero_grad(self.fit.epoch, self.fit.batch, optimizer)
 
+    def shorten(self, steps: list[MicroStep], expected: int) -> None:
+        """Let ``steps``, of which the last is to come, weigh as the whole window, which was to have ``expected``."""
+        if any(step.weighted for step in steps):  # then the sum of their weights is divided out
+            return
+        factor = expected / len(steps)
+        for step in steps:
+            step.share *= factor
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            for parameter in group["params"]:
+                if len(steps) > 1 and parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
     def drop(self, steps: list[MicroStep]) -> None:
         """Forget the gradients of a window that is not finished."""
         if len(steps) > 1:

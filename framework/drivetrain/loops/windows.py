@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class Window:
 
 
 class Coming:
-    """Batches that are read when they are asked for, ``count`` of them and once."""
+    """Batches that are read when they are asked for, once: ``count`` of them, or fewer where the epoch ends."""
 
     def __init__(self, read: Iterator[MicroBatch], count: int) -> None:
         self._read, self._count = read, count
@@ -39,7 +39,10 @@ class Coming:
         return self._count
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        return islice(self._read, self._count)
+        for micro in islice(self._read, self._count):
+            yield micro
+            if micro.last:
+                return
 
 
 class Windows:
@@ -54,23 +57,32 @@ class Windows:
         self.fit, self.source, self.start, self.accumulate = fit, source, start, accumulate
         self.reader = source.read(start)
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
-        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not source.counted
+        one_by_one = source.counted or source.natural
+        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not one_by_one
 
     def __iter__(self) -> Iterator[Window]:
         return self._ahead() if self.ahead else self._one_by_one()
 
     def _one_by_one(self) -> Iterator[Window]:
-        length = int(self.source.length)
-        for start in range(self.start, length, self.accumulate):
-            yield Window(Coming(self._timed(), min(self.accumulate, length - start)), None)
+        if self.source.counted:
+            length = int(self.source.length)
+            for start in range(self.start, length, self.accumulate):
+                yield Window(Coming(self._timed(), min(self.accumulate, length - start)), None)
+            return
+        for first in self._timed():
+            yield Window(Coming(chain([first], self._timed()), self.accumulate), None)
+            if first.last:
+                return
 
     def _timed(self) -> Iterator[MicroBatch]:
         timing = self.fit.timing
         while True:
             clock = perf_counter() if timing.on else 0.0
-            micro = next(self.reader)
+            micro = next(self.reader, None)
             if timing.on:
                 timing.add_sampled("data", clock)
+            if micro is None:
+                return
             yield micro
 
     def _ahead(self) -> Iterator[Window]:

@@ -48,7 +48,7 @@ class EarlyStopping(Callback):
 
     Raises:
         ConfigurationError: a mode that is none, negative ``patience``.
-        TrainingError: the metric was never logged (``strict``).
+        MetricError: the metric was never logged (``strict``).
     """
 
     monitors = True

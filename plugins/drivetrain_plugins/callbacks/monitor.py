@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.errors import ConfigurationError, MetricError, nearest
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -24,13 +24,13 @@ def has_validation(trainer: Trainer) -> bool:
     return any(count > 0 for count in trainer.num_val_batches)
 
 
-def missing(owner: str, monitor: str, trainer: Trainer) -> TrainingError:
+def missing(owner: str, monitor: str, trainer: Trainer) -> MetricError:
     """The error for a ``monitor`` that was never logged."""
     known = sorted(trainer.callback_metrics)
     hint = nearest(monitor, known)
     if known and not hint.startswith("known:"):
         hint = f"{hint} (known: {', '.join(known)})"
-    return TrainingError(
+    return MetricError(
         f"{owner}(monitor={monitor!r}): no metric of that name was logged by step {trainer.global_step}; {hint};"
         f" log it with self.log({monitor!r}, ...) or change monitor."
     )

@@ -25,6 +25,8 @@ class CSVLogger(VersionedLogger):
     kill cut short is dropped by the next writer.
     """
 
+    line_end = "\n"
+
     def __init__(
         self,
         save_dir: str | os.PathLike[str],
@@ -81,7 +83,7 @@ class CSVLogger(VersionedLogger):
         if fresh:
             self._rewrite(sorted([*self._columns, *fresh]))
         with self.metrics_file_path.open("a", encoding="utf-8", newline="") as file:
-            file.write(_text(self._columns, self._rows))
+            file.write(self._text(self._columns, self._rows))
         self._rows.clear()
 
     def _recover(self) -> list[str]:
@@ -102,15 +104,14 @@ class CSVLogger(VersionedLogger):
             with path.open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
         beside = path.with_suffix(".csv.part")
-        beside.write_text(_text(columns, rows, header=True), encoding="utf-8", newline="")
+        beside.write_text(self._text(columns, rows, header=True), encoding="utf-8", newline="")
         os.replace(beside, path)
         self._columns = columns
 
-
-def _text(columns: list[str], rows: list[dict[str, Any]], header: bool = False) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    if header:
-        writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    def _text(self, columns: list[str], rows: list[dict[str, Any]], header: bool = False) -> str:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator=self.line_end)
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()

@@ -9,7 +9,9 @@ from drivetrain_plugins.loggers import csv, tensorboard
 
 
 class CSVLogger(csv.CSVLogger):
-    """:class:`drivetrain_plugins.loggers.csv.CSVLogger`, by default in ``lightning_logs``."""
+    """:class:`drivetrain_plugins.loggers.csv.CSVLogger`, by default in ``lightning_logs``, lines ended as there."""
+
+    line_end = "\r\n"
 
     def __init__(
         self, save_dir: str | os.PathLike[str], name: str | None = "lightning_logs", *args: Any, **kwargs: Any
