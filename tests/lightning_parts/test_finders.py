@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
@@ -136,6 +137,21 @@ def test_scale_batch_size(tmp_path: Path, options: dict[str, Any], limit: int | 
         return {"size": size, "attribute": module.batch_size, "same": close(before, weights(module))}
 
     assert compare(run)["same"] or limit is None
+
+
+def test_a_fit_after_two_searches_reads_the_same_order(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        torch.manual_seed(3)
+        make = lambda self: DataLoader(loader(40).dataset, self.batch_size, shuffle=True)
+        module = classifier(L, train_dataloader=make, val_dataloader=lambda self: loader(8))
+        module.batch_size = 2
+        fit = trainer(L, tmp_path, max_epochs=2)
+        search = L.tuner.Tuner(fit).scale_batch_size
+        sizes = [search(module, mode=mode, steps_per_trial=2, max_trials=3) for mode in ("power", "binsearch")]
+        fit.fit(module)
+        return {"sizes": sizes, "weights": weights(module), "drawn": torch.rand(1)}
+
+    compare(run)
 
 
 def test_batch_size_finder_as_a_callback(tmp_path: Path) -> None:

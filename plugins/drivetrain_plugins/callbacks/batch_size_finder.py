@@ -112,7 +112,9 @@ class BatchSizeFinder(Callback):
         if trainer.fast_dev_run:
             warnings.warn("fast_dev_run: the batch size is not searched for.", stacklevel=2)
         elif trainer.stage == "fit":
-            with Trial(trainer, []) as trial:
+            # Lightning's search goes on from the random numbers at hand: what is drawn after it depends on it.
+            keeps = trainer.meanings.order != "torch"
+            with Trial(trainer, [], keeps_random=keeps) as trial:
                 size = self._search(trainer, lambda: self._fits_training(trainer, trial))
             self._take(trainer, size)
         else:
@@ -132,6 +134,7 @@ class BatchSizeFinder(Callback):
         if trainer.stage == "fit":
             source = stage_data.sources(trainer, trainer.request, "train")[0]  # type: ignore[arg-type]
             trainer.train_source = trainer.fit_loop.data.source = source
+            source.open()  # at once, as Lightning does: it may draw
             if trainer.validation is not None and trainer.validation.sources:
                 trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
         if trainer.is_global_zero:

@@ -39,10 +39,14 @@ class Trial:
         callbacks: of the trial.
         validates: whether validation comes when it comes in training. It may draw random numbers, or a loader for it,
             so that the order of the next epoch depends on it.
+        keeps_random: whether random numbers, too, are afterwards what they were.
     """
 
-    def __init__(self, trainer: Trainer, callbacks: list[Callback], validates: bool = False) -> None:
-        self.trainer, self.callbacks, self.validates = trainer, callbacks, validates
+    def __init__(
+        self, trainer: Trainer, callbacks: list[Callback], validates: bool = False, keeps_random: bool = True
+    ) -> None:
+        self.trainer, self.callbacks = trainer, callbacks
+        self.validates, self.keeps_random = validates, keeps_random
 
     def __enter__(self) -> Trial:
         trainer, strategy = self.trainer, self.trainer.strategy
@@ -93,4 +97,5 @@ class Trial:
                 config.scheduler.load_state_dict(state)
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-        rng.restore(self._random)
+        if self.keeps_random:
+            rng.restore(self._random)
