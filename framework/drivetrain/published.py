@@ -66,7 +66,7 @@ class PublishedMetrics:
         if not trainer.meanings.live_metrics or self.by_step is None or trainer.metrics is None:
             return []
         found = trainer.metrics.current(self.by_step, trainer.world_size == 1)
-        return [(entry, name, self.as_shown(value, entry.double)) for entry, name, value in found]
+        return [(entry, name, self._as_shown(value, entry.double)) for entry, name, value in found]
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The metric ``name``, the same on all ranks; see :meth:`drivetrain.Trainer.monitored`."""
@@ -119,10 +119,9 @@ class PublishedMetrics:
         return {name: float(self._shown(value, columns[name])) for name, value in values.items()}
 
     def _shown(self, value: float, column: Column) -> torch.Tensor:
-        return self.as_shown(torch.tensor(value, dtype=torch.float64), column.double)
+        return self._as_shown(torch.tensor(value, dtype=torch.float64), column.double)
 
-    def as_shown(self, value: torch.Tensor, exact: bool = False) -> torch.Tensor:
-        """``value`` as it is made known, unless it was logged as ``exact`` as that."""
+    def _as_shown(self, value: torch.Tensor, exact: bool) -> torch.Tensor:
         if exact or value.dtype != torch.float64 or self.trainer.meanings.figures == "double":
             return value
         return value.to(torch.get_default_dtype())

@@ -80,8 +80,8 @@ class LearningRateMonitor(Callback):
                 found.update(self._read(name, optimizer))
         if not found:
             return
-        known = {key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()}
-        trainer.callback_metrics.update({key: trainer.published.as_shown(value) for key, value in known.items()})
+        kind = torch.float64 if trainer.meanings.figures == "double" else torch.get_default_dtype()
+        trainer.callback_metrics.update({key: torch.tensor(value, dtype=kind) for key, value in found.items()})
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=step)
