@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _KEPT = (
     "loop", "hooks", "metrics", "published", "loggers", "callbacks", "max_steps",
     "min_steps", "min_epochs", "log_every_n_steps", "validation", "timing", "loss_curve", "should_stop",
-    "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch", "_validation_read_in",
+    "stop_wish", "lr_scheduler_configs", "train_source", "val_check_batch",
 )  # fmt: skip
 
 
