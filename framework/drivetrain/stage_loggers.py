@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.checkpoint import rng
+from drivetrain.errors import ConfigurationError
 from drivetrain.logger import Logger
 
 if TYPE_CHECKING:
@@ -24,13 +25,24 @@ def agree_on_versions(trainer: Trainer) -> None:
 
 
 def log_hyperparameters(trainer: Trainer) -> None:
-    """Hyper-parameters and the module's graph, for loggers that write them."""
+    """Hyper-parameters and the module's graph, for loggers that write them.
+
+    Raises:
+        ConfigurationError: module and data module have one of the same name with different values.
+    """
+    owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
+    params: dict[str, Any] = {}
+    for owner in owners if trainer.loggers else []:
+        for name, value in owner.hparams_initial.items():
+            if name in params and not _same(params[name], value):
+                raise ConfigurationError(
+                    f"the hyper-parameter {name!r} is {params[name]!r} in {type(trainer.lightning_module).__name__} and"
+                    f" {value!r} in {type(owner).__name__}, and loggers can write one: rename it in one of them, or"
+                    " give one save_hyperparameters(logger=False)."
+                )
+            params[name] = value
     if not trainer.is_global_zero:
         return
-    params: dict[str, Any] = {}
-    owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
-    for owner in owners:
-        params |= owner.hparams_initial
     for logger in trainer.loggers:
         if owners and trainer.enable_autolog_hparams:
             logger.log_hyperparams(params)
@@ -38,6 +50,13 @@ def log_hyperparameters(trainer: Trainer) -> None:
         with nullcontext() if drawn else rng.kept():
             logger.log_graph(trainer.lightning_module)
         logger.save()
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other) or getattr(one, "shape", None) != getattr(other, "shape", None):
+        return False
+    equal = one == other
+    return bool(equal.all() if hasattr(equal, "all") else equal)  # tensors and arrays compare by element
 
 
 def finalize(trainer: Trainer) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from tests.facade.recorder import QUIET, loader, ours, theirs
 
 
@@ -90,3 +90,33 @@ def test_what_is_not_made_unasked_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="made with the defaults of kind, loss, scale"):
         again = Module.load_from_checkpoint(tmp_path / "a.ckpt", net=nn.Linear(6, 3))
     assert again.scale is None and torch.equal(again.net.weight, module.net.weight)
+
+
+@pytest.mark.parametrize("L", [ours, theirs], ids=["ours", "theirs"])
+def test_a_name_that_means_two_things(L: Any, tmp_path: Path) -> None:
+    """Module and data module may have hyper-parameters of one name if they say the same."""
+
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, width: int, shape: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.net = nn.Linear(6, width)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self, width: int, shape: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    options = {**QUIET, "logger": L.loggers.CSVLogger(tmp_path), "max_steps": 1}
+    L.Trainer(**options).fit(Module(3, [1, 2]), datamodule=Data(3, [1, 2]))
+    with pytest.raises((RuntimeError, ConfigurationError), match="width"):
+        L.Trainer(**options).fit(Module(3, [1, 2]), datamodule=Data(4, [1, 2]))

@@ -26,7 +26,7 @@ class HalvesGradients(Classifier):
 
 
 class ClipsOneLayer(Classifier):
-    def configure_gradient_clipping(self, *rest: Any) -> None:
+    def configure_gradient_clipping(self, *rest: Any, **named: Any) -> None:
         nn.utils.clip_grad_norm_(self.net[0].parameters(), 0.05)
 
 

@@ -18,7 +18,7 @@ from drivetrain.comm.schedule import Schedule
 # Longer messages cost less processor time, which decides where ranks share cores; shorter ones keep the receiving
 # and the adding thread busy together, which decides where cores are free. See what it costs here:
 # ``python -m drivetrain.bench ring --segment-mb 1,2,4,8,16,1000``.
-SEGMENT_BYTES = 8 * 2**20
+SEGMENT_BYTES = 4 * 2**20
 
 
 # In how many segments a plain ring runs over NCCL. More overlap its two phases, at the price of more launches and of a
