@@ -42,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     own = tempfile.mkdtemp(prefix="drivetrain-tests-")
     os.environ["TMPDIR"] = own
     tempfile.tempdir = own
+    # What this user's machine was calibrated to does not choose algorithms here. What pip has is as good as ever.
+    caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    os.environ.setdefault("PIP_CACHE_DIR", os.path.join(caches, "pip"))
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
     # Torch's compiler sets this and makes the folder when it is first looked at, in whichever test that is.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="inductor-")
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
