@@ -54,6 +54,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     trainer, request, folder = payload["trainer"], payload["request"], Path(payload["folder"])
     trainer.job = job
     rng.restore(payload["random"])
+    given = {key: _tensors(owner) for key, owner in _owners(trainer, request).items()}
     result = session.run(trainer, request, job)
     if request.stage == "predict":
         torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
@@ -71,7 +72,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "result": to_safe(result),
             "loggers": [logger.version for logger in trainer.loggers],
             "callbacks": _callback_states(trainer),
-            "noted": {key: _noted(owner) for key, owner in _owners(trainer, request).items()},
+            "noted": {key: _noted(owner, given.get(key, {})) for key, owner in _owners(trainer, request).items()},
             "trainer": to_safe(
                 {
                     "counters": {} if fit is None else fit.counters(),
@@ -109,11 +110,21 @@ def _owners(trainer: Trainer, request: Request) -> dict[str, Any]:
     return {"module": request.module, **data, **callbacks}
 
 
-def _noted(owner: Any) -> dict[str, Any]:
-    """Public attributes of ``owner`` that are plain data, such as lists of losses."""
+def _tensors(owner: Any) -> dict[str, tuple[torch.Tensor, int]]:
+    """Tensors among the attributes of ``owner``, with the number of changes made to each in place."""
+    tensors = {name: value for name, value in vars(owner).items() if isinstance(value, torch.Tensor)}
+    return {name: (value, value._version) for name, value in tensors.items() if not value.is_inference()}
+
+
+def _noted(owner: Any, given: dict[str, tuple[torch.Tensor, int]]) -> dict[str, Any]:
+    """Public attributes of ``owner`` that are plain data, such as lists of losses; not the tensors that are as they
+    were ``given``, which may be the data itself."""
     found = {}
+    now = _tensors(owner)
     for name, value in vars(owner).items():
         if name.startswith("_") or name == "training":
+            continue
+        if name in now and name in given and now[name][0] is given[name][0] and now[name][1] == given[name][1]:
             continue
         with suppress(CheckpointError):  # no plain data: it stays with the worker
             kept = to_safe(value)

@@ -314,10 +314,13 @@ def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
         self.accuracy(self(batch[0]), batch[1])
         self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
         self.rates.append([float(loss.detach())])
+        self.seen += len(batch[0])
         return loss
 
     module, notes = classifier(ours, training_step=training_step), Notes()
     module.accuracy = torchmetrics.Accuracy("multiclass", num_classes=2)
+    module.seen, module.table = torch.zeros(()), torch.randn(4)
+    table = module.table
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "callbacks": [notes], "max_epochs": 2}
     fit = trainer(ours, tmp_path, num_sanity_val_steps=1, **options)
     with warnings.catch_warnings():
@@ -326,5 +329,6 @@ def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
     batches = (fit.num_training_batches, fit.num_val_batches, fit.num_sanity_val_batches)
     assert batches == (3, [2, 3], [1, 1]) and fit.num_test_batches == [], "as the workers counted them"
     assert len(module.rates) == 2 * (3 + 1), "a loss of each step, and rates of each epoch"
+    assert module.seen > 0 and module.table is table, "what did not change is not sent back"
     known = [row["accuracy"] for row in notes.rows]
     assert len(known) == 2 and known[-1] == pytest.approx(float(fit.callback_metrics["accuracy"])), "not an epoch late"

@@ -61,8 +61,10 @@ class Host:
         self, words: Sequence[str], environment: Mapping[str, str] | None = None, folder: Path | None = None, **how: Any
     ) -> subprocess.Popen[Any]:
         """Start a command here, leader of a process group of its own; ``how`` is for :class:`subprocess.Popen`."""
-        # Else it would outlive a maker that is killed, and its host with it.
-        bound = (_tool("setpriv"), "--pdeathsig", "KILL", *words)
+        # Else it would outlive a maker that is killed, and its host with it: also one that was killed before it asked
+        # to hear of that.
+        alive = f'[ "$PPID" = {os.getpid()} ] && exec "$@"'
+        bound = (_tool("setpriv"), "--pdeathsig", "KILL", "sh", "-c", alive, "sh", *words)
         process = subprocess.Popen(
             self.command(*bound, folder=folder),
             env=environment,
