@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.overrides import is_overridden
 
-from drivetrain import stage_data
+from drivetrain import resumption, stage_data
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError
@@ -77,6 +77,8 @@ def check(trainer: Trainer, request: Request) -> None:
     trainer.strategy.check_module(module, plan)
     if stage == "fit" and request.loaders.get("train") is not None:
         trainer.strategy.check_data(request.loaders["train"])
+    if trainer.job is None:  # else there are workers already, of which the first looks
+        resumption.before_launch(trainer, request)
 
 
 _NEEDS = {

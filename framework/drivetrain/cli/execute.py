@@ -42,7 +42,7 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
         recipe=recipe,
         compression=plan.compression,
     )
-    payload = {"config": request.config, "run_folder": str(folder), "record": blank}
+    payload = {"config": request.config, "run_folder": str(folder), "record": blank, "resume_from": request.resume_from}
     began = time.perf_counter()
     first = joined.rank == 0 if joined else request.job.node_rank == 0
     try:

@@ -35,6 +35,7 @@ class Request:
         plan: what the strategy's declaration accepted.
         workers: processes on this node.
         config: the whole config as plain containers, interpolations resolved.
+        resume_from: the checkpoint that ``job.resume`` means, once it was found whole.
     """
 
     job: JobOptions
@@ -43,6 +44,7 @@ class Request:
     plan: Plan
     workers: int
     config: dict[str, Any]
+    resume_from: str | None = None
 
 
 def check(config: DictConfig, joined: Job | None = None) -> Request:
@@ -119,19 +121,6 @@ def check_writable(folder: Path) -> None:
         raise ConfigurationError(
             f"the run folder {folder} cannot be written: {place}: {reason}; choose another with hydra.run.dir=FOLDER"
         ) from error
-
-
-def check_resume(request: Request, folder: Path) -> None:
-    """Refuse ``resume=last`` and ``best`` where the run folder has no checkpoints yet."""
-    if request.job.resume not in ("last", "best"):
-        return
-    own = (request.config.get("checkpoint") or {}).get("dir")
-    place = folder / "checkpoints" if own is None else Path(str(own))
-    if not place.is_dir() or not any(place.iterdir()):
-        raise ConfigurationError(
-            f"resume={request.job.resume}: there is no checkpoint in {place}: set hydra.run.dir to the folder of the"
-            " run to go on with, or give a checkpoint"
-        )
 
 
 def _group(values: Mapping[str, Any], name: str) -> dict[str, Any]:
