@@ -41,7 +41,7 @@ def before_launch(trainer: Trainer, request: Request) -> None:
         if path is None:
             return
         if request.weights_only is not False:  # else what is in a file may run code
-            _compare(trainer, request, path)
+            compare(request.module, trainer.callbacks, request.stage, path, request.weights_only)
     except CheckpointError as error:
         raise UnusableCheckpoint(str(error)) from error
     request.ckpt_path = store.Verified(path)
@@ -88,15 +88,18 @@ def _named_later(trainer: Trainer, module: TrainModule) -> bool:
     return trainer.checkpoint_callback is None and is_overridden("configure_callbacks", module, TrainModule)
 
 
-def _compare(trainer: Trainer, request: Request, path: Path) -> None:
-    """What is missing in the checkpoint, or other in it than in the module, unless hooks may still change either."""
-    module = request.module
-    shared = snapshot.outline(path, request.weights_only)
-    if any(is_overridden(name, module, TrainModule) for name in _REBUILDING):
+def compare(
+    module: TrainModule, callbacks: list[Callback], stage: str, path: Path, weights_only: bool | None = None
+) -> None:
+    """Refuse what is missing in the checkpoint, or other in it than in the module, unless hooks may change either.
+
+    Raises:
+        CheckpointError: they do not fit, or the checkpoint cannot be read.
+    """
+    shared = snapshot.outline(path, weights_only)
+    if any(is_overridden(name, module, TrainModule) for name in _REBUILDING) or any(map(_may_rebuild, callbacks)):
         return
-    if any(_may_rebuild(callback) for callback in trainer.callbacks):
-        return
-    if request.stage == "fit":
+    if stage == "fit":
         snapshot.check_trains_on(module, shared)
     snapshot.check_names(module, shared["state_dict"])
 

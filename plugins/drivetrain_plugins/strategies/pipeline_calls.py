@@ -106,6 +106,7 @@ class _Frame:
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) and one.targets[0].id in self.once:
             self.names[one.targets[0].id] = self._meant(one.value)  # another name of the same thing
         if any(isinstance(node, ast.stmt) for node in ast.iter_child_nodes(one)):  # a definition, or of another kind
+            self._uncertain(one, count)
             return count
         return count + sum(self._value(node) for node in ast.iter_child_nodes(one))
 
