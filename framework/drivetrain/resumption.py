@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from drivetrain import checkpoint as store
 from drivetrain import snapshot
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import single
-from drivetrain.errors import CheckpointError, UnusableCheckpoint
+from drivetrain.errors import CheckpointError, ConfigurationError, UnusableCheckpoint
 from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
@@ -34,16 +35,18 @@ def before_launch(trainer: Trainer, request: Request) -> None:
     spec = request.ckpt_path
     if spec is None or isinstance(spec, store.Verified) or spec == "auto" or trainer.node_rank > 0:
         return
+    if not isinstance(spec, str | os.PathLike) or not os.fspath(spec):
+        raise ConfigurationError(f"ckpt_path={spec!r}: give a path, 'last', 'best' or 'auto'.")
     if spec in ("last", "best") and _named_later(trainer, request.module):
         return
     try:
-        path = _look(trainer, spec)
+        path = _look(trainer, os.fspath(spec))
         if path is None:
             return
         if request.weights_only is not False:  # else what is in a file may run code
             compare(request.module, trainer.callbacks, request.stage, path, request.weights_only)
-    except CheckpointError as error:
-        raise UnusableCheckpoint(str(error)) from error
+    except (CheckpointError, OSError) as error:
+        raise UnusableCheckpoint(str(error) if isinstance(error, CheckpointError) else _refused(spec, error)) from error
     request.ckpt_path = store.Verified(path)
 
 
@@ -75,6 +78,10 @@ def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
         warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
         return None
     return store.resolve(spec, folder, best)
+
+
+def _refused(spec: Any, error: OSError) -> str:
+    return f"ckpt_path={str(spec)[:100]!r} cannot be read: {(error.strerror or str(error)).lower()}; name another"
 
 
 def _any(folder: Path) -> bool:

@@ -110,6 +110,10 @@ def test_parts_by_name_target_and_with_what_is_missing() -> None:
         worker.part({}, "early_stopping", "callbacks")
     with pytest.raises(ConfigurationError, match="cannot be imported"):
         worker.build({"_target_": "tests.app.tiny.Nothing"}, "model")
+    wide = {"_target_": "tests.app.tiny.Tiny", "width": "wide"}
+    with pytest.raises(ConfigurationError, match=r"^model\.width=wide must be a whole number$"):
+        worker._made(wide, "model", {"optimizer": torch.optim.SGD})
+    worker._made({**wide, "width": 2}, "model", {"optimizer": torch.optim.SGD})
 
 
 @pytest.mark.parametrize(

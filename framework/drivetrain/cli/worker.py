@@ -15,6 +15,7 @@ from drivetrain import record, registry
 from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.cli.resume import CHECKPOINTS
+from drivetrain.cli.schema import refuse_texts
 from drivetrain.errors import ConfigurationError, Interrupted, nearest
 from drivetrain.folders import make_importable
 from drivetrain.launch.job import Job
@@ -224,6 +225,7 @@ def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
     made = build({**group, "_partial_": True}, where)
     arguments, what = {**made.keywords, **more}, f"{where}._target_={group['_target_']}"
     _accepts(made.func, arguments, what)
+    refuse_texts(made.func, made.keywords, where)
     return _called(made.func, arguments, what)
 
 
