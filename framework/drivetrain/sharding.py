@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
 from torch.utils.data import SequentialSampler as InOrder
 
+from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, part, take
 from drivetrain.errors import ConfigurationError, TrainingError
-from drivetrain.limits import as_slice, limited
 from drivetrain.loader_processes import watched
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.loaders import reading_options

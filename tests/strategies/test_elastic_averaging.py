@@ -11,7 +11,7 @@ import torch
 from drivetrain import Callback, Trainer, TrainModule
 from drivetrain.errors import ConfigurationError
 from tests.resume.runs import assert_same, fit, noisy_loader
-from tests.runs import Classifier, Gan, difference, loader, train
+from tests.runs import Classifier, Gan, dataset, difference, loader, train
 from tests.strategies.parity import check_parity
 
 
@@ -31,6 +31,31 @@ def test_mixed_gradients_keep_their_mean() -> None:
     assert max(found.values()) < 1e-12
     later = difference(train(Classifier), train(Classifier, elastic(mix="gradients"), 3))
     assert 1e-9 < later["weights"] < 0.1
+
+
+class OneClass(Classifier):
+    """Learns from the samples of one class alone, without momentum or decay."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        weights = (y == 3).double()
+        losses = torch.nn.functional.cross_entropy(self.net(x), y, reduction="none")
+        return {"loss": (losses * weights).sum() / weights.sum().clamp(min=1), "weight": weights.sum()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+def test_mixed_gradients_of_a_rank_whose_loss_weighs_nothing() -> None:
+    """The other's gradient is the global one: that one follows it whole, this one by the share that is not its own."""
+    x, y = dataset(8).tensors
+    options: dict[str, Any] = {"data": [(x, torch.cat([torch.full((4,), 3), y[4:].clamp(max=2)]))], "max_steps": 1}
+    start = OneClass().state_dict()
+    alone = train(OneClass, **options).weights
+    mixed = train(OneClass, elastic(mix="gradients", local=0.5), 2, **options).weights
+    for name, before in start.items():
+        assert torch.allclose(mixed[name] - before, (alone[name] - before) * 0.75, rtol=0, atol=1e-12)
+    assert max(float((alone[name] - before).abs().max()) for name, before in start.items()) > 1e-3
 
 
 def test_manual_optimisation_with_mixed_gradients() -> None:

@@ -79,11 +79,11 @@ class ElasticAveraging(LocalReplicas):
         own = {id(p): None if p.grad is None else p.grad.clone() for p in parameters}
         weight = self.weight or 1.0
         self.average_gradients(optimizer)
-        # Losses with weights of their own: each side is divided by its own weight. No waiting where there are none.
-        total = self._sums[1] if self.weight else 1.0
+        # Losses with weights of their own: each side is divided by its own weight.
+        total = self.mean_weight()
         for p in parameters:
             if p.grad is not None:
-                p.grad.mul_((1 - share) / total)
+                p.grad.mul_(1 - share if total is None else (1 - share) / total)
                 local = own[id(p)]
                 if local is not None:
                     p.grad.add_(local, alpha=share / weight)

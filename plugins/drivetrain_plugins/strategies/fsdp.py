@@ -98,9 +98,7 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compu
         for network in networks_of(module):
             if not isinstance(network, FSDPModule):
                 fully_shard(network, mesh=mesh, reshard_after_forward=True)
-            assert isinstance(network, FSDPModule)
-            # What is trained is noted now, not in the first forward pass: a network may be toggled off in that one.
-            network._get_fsdp_state()._lazy_init()
+            note_trained(network)
         return
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     for name in _STEPS:
@@ -109,6 +107,17 @@ def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compu
             register_fsdp_forward_method(module, name)
             # Torch's wrapper is bound over a bound method, so that inspection would leave out the batch too.
             getattr(module, name).__func__.__signature__ = signature
+
+
+def note_trained(network: nn.Module) -> None:
+    """Let FSDP note what of ``network`` is trained, which it does when it is first called: a module whose optimizers
+    take turns may have toggled the network off by then. What is called here computes nothing."""
+    caller: Any = network
+    caller.noting = lambda: None
+    register_fsdp_forward_method(caller, "noting")
+    caller.noting()
+    del caller.noting
+    caller.reshard()
 
 
 def _of_vectors(block: nn.Module) -> list[nn.Module]:

@@ -124,11 +124,19 @@ class LocalReplicas(Strategy):
         if not self.synchronous or self.data.size == 1:
             super().normalise(optimizer)
             return
-        contributed, weight = self._sums
-        if not self.contributed and float(contributed) == 0.0:
+        if not self.contributed and float(self._sums[0]) == 0.0:
             raise SkipStep
-        if self.weighted or (not self.contributed and float(weight)):  # also where this rank's own weight is zero
-            self.scale_gradients(optimizer, torch.where(weight > 0, 1.0 / weight, 1.0))
+        weight = self.mean_weight()
+        if weight is not None:
+            self.scale_gradients(optimizer, 1.0 / weight)
+
+    def mean_weight(self) -> torch.Tensor | None:
+        """Over the ranks, of the window whose gradients were averaged, also where this rank's own weight is zero; None
+        where losses have no weights of their own. Only a rank that had no loss must ask, and wait for the device."""
+        weight = self._sums[1]
+        if self.weighted or (not self.contributed and float(weight)):
+            return torch.where(weight > 0, weight, 1.0)
+        return None
 
     def after_step(self, step: int) -> None:
         self._dense += self._volume
