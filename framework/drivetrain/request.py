@@ -86,11 +86,11 @@ def check(trainer: Trainer, request: Request) -> None:
 
 
 def _check_folders(trainer: Trainer) -> None:
-    """Where checkpoints will be written, as far as that is known."""
+    """Where checkpoints will be written while training goes on, as far as that is known."""
     if trainer.fast_dev_run or trainer.node_rank > 0 or (trainer.job is not None and trainer.job.rank > 0):
         return
     for callback in trainer.checkpoint_callbacks:
-        if getattr(callback, "save_top_k", 1) != 0:
+        if getattr(callback, "save_top_k", 0) != 0:
             folder = getattr(callback, "dirpath", None)
             refuse_unwritable(
                 Path(folder) if folder else trainer.checkpoint_dir, "the folder of checkpoints", "another"
