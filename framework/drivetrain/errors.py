@@ -26,6 +26,14 @@ class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
 
 
+class MisfitError(CheckpointError, RuntimeError):
+    """The weights in a checkpoint are not those of the module. torch calls it a RuntimeError."""
+
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at the path that was given."""
+
+
 class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 

@@ -18,7 +18,13 @@ import torch
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
 from drivetrain.checkpoint import rng, single
-from drivetrain.errors import CheckpointError, TrainingError
+from drivetrain.errors import (
+    CheckpointError,
+    ConfigurationError,
+    MisfitError,
+    MissingCheckpointError,
+    TrainingError,
+)
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
 
@@ -64,20 +70,22 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     }
     if module.hparams:
         shared["hparams_name"] = module.hparams_name
+    resumable = not weights_only and fit is not None
+    if trainer.datamodule is not None and (resumable or trainer.meanings.checkpoint == "file"):
+        shared["datamodule"] = trainer.datamodule.state_dict()
+        shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+        if trainer.datamodule.hparams:
+            shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
     gather = trainer.strategy.communicator.all_gather_plain
-    if not weights_only and fit is not None:
+    if resumable:
+        assert fit is not None
         shared["optimizer_states"] = state["optimizers"]
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         shared["loops"] = _after_step(trainer, loop_state.state_of(fit))
         shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
-        if trainer.datamodule is not None:
-            shared["datamodule"] = trainer.datamodule.state_dict()
-            shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
-            if trainer.datamodule.hparams:
-                shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
         shared["metrics"] = {
             "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -159,12 +167,17 @@ def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def named(trainer: Trainer, spec: str | Path | None) -> str | Path | None:
+    """What ``ckpt_path`` means, ``"best"`` by its path where the callbacks of the stages before know it."""
+    return getattr(trainer.checkpoint_callback, "best_model_path", "") or spec if spec == "best" else spec
+
+
 def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
     """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
     if spec is None:
         return None
     communicator = trainer.strategy.communicator
-    found: list[Any] = [None, None]
+    found: list[Any] = [None, None, False]
     if communicator.rank == 0:
         callback = trainer.checkpoint_callback
         folder = Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir)
@@ -180,12 +193,12 @@ def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
                 path = None
             else:
                 path = store.resolve(spec, folder, best)
-            found = [None if path is None else str(path), None]
+            found = [None if path is None else str(path), None, False]
         except CheckpointError as error:
-            found = [None, str(error)]
-    path_text, problem = communicator.all_gather_plain(found)[0]
+            found = [None, str(error), isinstance(error, MissingCheckpointError)]
+    path_text, problem, missing = communicator.all_gather_plain(found)[0]
     if problem is not None:
-        raise CheckpointError(problem)
+        raise MissingCheckpointError(problem) if missing else CheckpointError(problem)
     return None if path_text is None else Path(path_text)
 
 
@@ -204,7 +217,8 @@ def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> stor
 def show(trainer: Trainer, loaded: store.Loaded) -> None:
     """Let the module and the callbacks see and change what is loaded, before anything is taken from it."""
     trainer.lightning_module.on_load_checkpoint(loaded.shared)
-    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
+    if "callbacks" in loaded.shared or loaded.meta.get("layout") != "file":  # a file of weights only is not for them
+        trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
 
 
 def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
@@ -236,6 +250,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         raise CheckpointError(
             "the checkpoint holds weights only, training cannot go on from it: load it with"
             f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
+        )
+    epoch, most = shared.get("epoch", 0), trainer.max_epochs
+    if trainer.meanings.checkpoint == "file" and most not in (None, -1) and epoch > most:
+        raise ConfigurationError(
+            f"the checkpoint is of epoch {epoch} and max_epochs={most}: raise max_epochs, or go on from an earlier one."
         )
     _check_names(trainer, loaded)
     trainer.hooks.of_callbacks("before_restore", shared)
@@ -289,7 +308,7 @@ def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
     for name in [name for name in own if name in weights]:
         theirs, ours = getattr(weights[name], "shape", None), getattr(own[name], "shape", None)
         if theirs != ours:
-            raise CheckpointError(
+            raise MisfitError(
                 f"the checkpoint does not fit {type(module).__name__}: {name} has shape {tuple(theirs or ())} in it and"
                 f" {tuple(ours or ())} in the module: build the module as it was saved."
             )
@@ -298,7 +317,7 @@ def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
     saved, wanted = set(weights), set(own)
     if saved != wanted:
         missing, extra = sorted(wanted - saved), sorted(saved - wanted)
-        raise CheckpointError(
+        raise MisfitError(
             f"the checkpoint does not fit {type(module).__name__}: missing {missing[:5] or 'nothing'}, unknown"
             f" {extra[:5] or 'nothing'}: build the module as it was saved, or set strict_loading = False."
         )
