@@ -25,7 +25,6 @@ from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
 from drivetrain.loops.fit import FitLoop
-from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs
@@ -33,8 +32,8 @@ from drivetrain.states import TrainerFn
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
-    from drivetrain.callback import Callback
     from drivetrain.checkpoint import Loaded
+    from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
 
@@ -53,6 +52,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             raise
         finally:
             phase.current.name = phase.SETUP
+            for callback in trainer.callbacks:
+                callback._logs_to = None
             trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
 
 
@@ -91,21 +92,14 @@ def _attach(trainer: Trainer, request: Request) -> None:
         request.ckpt_path = snapshot.named(trainer, request.ckpt_path)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
-    _let_log(module, trainer.callbacks)
+    for callback in trainer.callbacks:
+        callback._logs_to = module
     if request.stage == "fit":
         check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
     trainer.hooks = kind(trainer, module, trainer.callbacks)
     trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
     trainer.status = "running"
-
-
-def _let_log(module: TrainModule, callbacks: list[Callback]) -> None:
-    """Let callbacks call ``self.log`` and ``self.log_dict``, which are the module's, unless they have their own."""
-    for callback in callbacks:
-        for name in ("log", "log_dict"):
-            if not hasattr(type(callback), name):
-                setattr(callback, name, getattr(module, name))
 
 
 def _stage(trainer: Trainer, request: Request) -> Any:
