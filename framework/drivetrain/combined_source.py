@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from drivetrain.batch_limits import as_slice, limited
 from drivetrain.combined import CombinedLoader, combined_length, zipped
 from drivetrain.sharding import BatchSource
 
 
 class AtOnce:
-    """The loaders of a :class:`CombinedLoader` read at once, each as this rank reads it: an iterable of collections."""
+    """The loaders of a :class:`CombinedLoader` read at once, each as this rank reads it: an iterable of collections.
+
+    A limit is one of the collections: a shorter loader is read to its end, and begins again, within it. Loaders that
+    are read one after the other have it each.
+    """
 
     def __init__(self, combined: CombinedLoader, options: dict[str, Any]) -> None:
         self.combined = combined
-        self.sources = [BatchSource(loader, **{**options, "index": i}) for i, loader in enumerate(combined.flattened)]
+        limit = options.get("limit")
+        self._limit = None if combined.mode == "sequential" else limit
+        of_each = {**options, "limit": limit if self._limit is None else None}
+        self.sources = [BatchSource(loader, **{**of_each, "index": i}) for i, loader in enumerate(combined.flattened)]
         for source in self.sources:
             source.inner = True
 
@@ -41,11 +50,14 @@ class AtOnce:
             for opening in self._openings():
                 yield from opening()
             return
-        for items in zipped(self.combined.mode, self._openings()):
+        for items in islice(zipped(self.combined.mode, self._openings()), as_slice(self._length())):
             yield self.combined.rebuilt(items)
 
+    def _length(self) -> int | float:
+        return combined_length(self.combined.mode, [limited(source.length, self._limit) for source in self.sources])
+
     def __len__(self) -> int:
-        length = combined_length(self.combined.mode, [source.length for source in self.sources])
+        length = self._length()
         if length == float("inf"):
             raise TypeError("a loader without a length is among them")
         return int(length)

@@ -147,6 +147,8 @@ class Configuration:
                 logger = SilentLogger() if logger is None or logger else False
             else:
                 logger = enable_checkpointing = False
+        if overfit_batches:
+            limit_train_batches = limit_val_batches = overfit_batches
         self.fast_dev_run = fast
         self.barebones = barebones
         self.max_steps = max_steps
@@ -162,7 +164,8 @@ class Configuration:
             self.val_check_seconds, val_check_interval = in_seconds("val_check_interval", val_check_interval), None
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
-        self.num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        checks = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+        self.num_sanity_val_steps: int | float = float("inf") if checks == -1 else checks
         self.log_every_n_steps = 50 if log_every_n_steps is None else log_every_n_steps
         self.enable_progress_bar = enable_progress_bar is not False
         self.accumulate_grad_batches = accumulate_grad_batches

@@ -26,10 +26,12 @@ class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
 
 
-class UnusableCheckpoint(CheckpointError, ConfigurationError):
-    """The checkpoint that was asked for is missing, damaged or of another model, and no worker was started for it."""
+class MisfitError(CheckpointError, RuntimeError):
+    """The weights in a checkpoint are not those of the module. torch calls it a RuntimeError."""
 
-    exit_code = 2
+
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at the path that was given."""
 
 
 class TrainingError(DrivetrainError, RuntimeError):

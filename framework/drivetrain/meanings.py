@@ -43,6 +43,8 @@ class Meanings:
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
+        stages: what ``setup`` and ``teardown`` are told: a plain ``"name"`` or a ``"member"`` of
+            :class:`drivetrain.states.TrainerFn`, which is a string too.
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
@@ -72,6 +74,7 @@ class Meanings:
     trials: str = "train"
     nonfinite: str = "raise"
     keyboard: str = "raise"
+    stages: str = "name"
     outcomes: Mapping[str, str] = field(default_factory=dict)
     live_metrics: bool = False
     checkpoint: str = "directory"
@@ -102,6 +105,7 @@ LIGHTNING = Meanings(
     trials="validate",
     nonfinite="warn",
     keyboard="exit",
+    stages="member",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},
     live_metrics=True,
     checkpoint="file",

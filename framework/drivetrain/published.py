@@ -78,9 +78,9 @@ class PublishedMetrics:
     # -- making known -------------------------------------------------------------------------------------------
     def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
         """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
-        checking = self.trainer.sanity_checking
-        if checking and self.trainer.meanings.live_metrics:
-            return
+        checking, live = self.trainer.sanity_checking, self.trainer.meanings.live_metrics
+        if checking and live and self.trainer.world_size == 1:
+            return  # it is looked at where it was logged
         for name, value in exchange.values.items():
             column = exchange.columns[name]
             if name in exchange.own:
@@ -88,6 +88,8 @@ class PublishedMetrics:
                 value = exchange.own[name]
             shown = self._shown(value, column)
             self._callback[column.title] = self._callback[name] = shown
+            if column.logger and live:
+                self._log[name] = shown
             if column.prog_bar:
                 self._bar[name] = float(shown)
         if write and not checking:

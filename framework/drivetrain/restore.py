@@ -14,7 +14,7 @@ from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import checkpoint as store
 from drivetrain.checkpoint import layout, single
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, MisfitError
 from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def module_from_checkpoint(
     try:
         odd = module.load_state_dict(content["state_dict"], strict=strictly)
     except RuntimeError as error:
-        raise CheckpointError(f"the weights in {source} do not fit {cls.__name__}: {error}") from error
+        raise MisfitError(f"the weights in {source} do not fit {cls.__name__}: {error}") from error
     if not strictly and (odd.missing_keys or odd.unexpected_keys):
         warnings.warn(
             f"{cls.__name__} and {source} differ: missing in the checkpoint {odd.missing_keys or 'nothing'}, unknown to"

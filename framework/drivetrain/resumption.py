@@ -13,7 +13,7 @@ from drivetrain import checkpoint as store
 from drivetrain import snapshot
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import single
-from drivetrain.errors import CheckpointError, ConfigurationError, UnusableCheckpoint
+from drivetrain.errors import CheckpointError, ConfigurationError, MissingCheckpointError
 from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def before_launch(trainer: Trainer, request: Request) -> None:
     fail, and a folder that ``configure_callbacks`` of the module names.
 
     Raises:
-        UnusableCheckpoint: there is no such checkpoint, it is damaged, or it is of another model.
+        CheckpointError: there is no such checkpoint, it is damaged, or it is of another model (exit code 2).
     """
     spec = request.ckpt_path
     if spec is None or isinstance(spec, store.Verified) or spec == "auto" or trainer.node_rank > 0:
@@ -45,9 +45,17 @@ def before_launch(trainer: Trainer, request: Request) -> None:
             return
         if request.weights_only is not False:  # else what is in a file may run code
             compare(request.module, trainer.callbacks, request.stage, path, request.weights_only)
-    except (CheckpointError, OSError) as error:
-        raise UnusableCheckpoint(str(error) if isinstance(error, CheckpointError) else _refused(spec, error)) from error
+    except CheckpointError as error:
+        error.exit_code = ConfigurationError.exit_code  # no worker was started for it
+        raise
+    except OSError as error:
+        raise ConfigurationError(_refused(spec, error)) from error
     request.ckpt_path = store.Verified(path)
+
+
+def named(trainer: Trainer, spec: str | Path | store.Verified | None) -> str | Path | store.Verified | None:
+    """What ``ckpt_path`` means, ``"best"`` by its path where the callbacks of the stages before know it."""
+    return getattr(trainer.checkpoint_callback, "best_model_path", "") or spec if spec == "best" else spec
 
 
 def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | None:
@@ -55,16 +63,16 @@ def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | N
     if spec is None:
         return None
     communicator = trainer.strategy.communicator
-    found: list[Any] = [None, None]
+    found: list[Any] = [None, None, False]
     if communicator.rank == 0:
         try:
             path = _look(trainer, spec)
-            found = [None if path is None else str(path), None]
+            found = [None if path is None else str(path), None, False]
         except CheckpointError as error:
-            found = [None, str(error)]
-    path_text, problem = communicator.all_gather_plain(found)[0]
+            found = [None, str(error), isinstance(error, MissingCheckpointError)]
+    path_text, problem, missing = communicator.all_gather_plain(found)[0]
     if problem is not None:
-        raise CheckpointError(problem)
+        raise MissingCheckpointError(problem) if missing else CheckpointError(problem)
     return None if path_text is None else Path(path_text)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain import resumption, snapshot, stage_data, stage_loggers
+from drivetrain.batch_limits import as_slice
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import compiled
@@ -27,6 +28,7 @@ from drivetrain.loops.fit import FitLoop
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs
+from drivetrain.states import TrainerFn
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
@@ -86,6 +88,8 @@ def _attach(trainer: Trainer, request: Request) -> None:
         trainer.loop = trainer.train_source = None
         trainer._given.pop("val", None)
     stage_loggers.agree_on_versions(trainer)
+    if request.stage != "fit":  # those of configure_callbacks are made anew, and know nothing of the fit
+        request.ckpt_path = resumption.named(trainer, request.ckpt_path)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     for callback in trainer.callbacks:
@@ -95,24 +99,25 @@ def _attach(trainer: Trainer, request: Request) -> None:
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
     trainer.hooks = kind(trainer, module, trainer.callbacks)
     trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
-    if trainer.meanings.live_metrics:
-        trainer.published.forget()
     trainer.status = "running"
 
 
 def _stage(trainer: Trainer, request: Request) -> Any:
     module, stage, hooks, strategy = request.module, request.stage, trainer.hooks, trainer.strategy
+    said = TrainerFn(stage) if trainer.meanings.stages == "member" else stage
     _prepare_data(trainer, request)
     if request.datamodule is not None:
-        request.datamodule.setup(stage=stage)
-    hooks.of_callbacks("setup", stage)
-    module.setup(stage=stage)
+        request.datamodule.setup(stage=said)
+    hooks.of_callbacks("setup", said)
+    module.setup(stage=said)
     with strategy.init_context():
         module.configure_sharded_model()
         module.configure_model()
     if trainer.sync_batchnorm:
         _synchronise_batchnorm(trainer, module)
     loaded = _checkpoint(trainer, request)
+    if trainer.meanings.live_metrics:
+        trainer.published.forget()
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
         trainer.to_device = BatchTransfer(trainer)
@@ -125,9 +130,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
-        request.datamodule.teardown(stage=stage)
-    hooks.of_callbacks("teardown", stage)
-    module.teardown(stage=stage)
+        request.datamodule.teardown(stage=said)
+    hooks.of_callbacks("teardown", said)
+    module.teardown(stage=said)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
     return result
@@ -256,7 +261,7 @@ def _sanity_check(trainer: Trainer) -> None:
         validation = stage_data.validation(trainer)
         try:
             if validation is not None:
-                validation.run(limit=None if steps == -1 else steps)
+                validation.run(limit=as_slice(steps))
         except Abandoned as stop:
             raise Interrupted(stop.signal) from None
     trainer.hooks.of_callbacks("on_sanity_check_end")

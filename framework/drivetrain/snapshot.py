@@ -18,7 +18,7 @@ import torch
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
 from drivetrain.checkpoint import rng
-from drivetrain.errors import CheckpointError, TrainingError
+from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
 
@@ -64,20 +64,22 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     }
     if module.hparams:
         shared["hparams_name"] = module.hparams_name
+    resumable = not weights_only and fit is not None
+    if trainer.datamodule is not None and (resumable or trainer.meanings.checkpoint == "file"):
+        shared["datamodule"] = trainer.datamodule.state_dict()
+        shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+        if trainer.datamodule.hparams:
+            shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
     gather = trainer.strategy.communicator.all_gather_plain
-    if not weights_only and fit is not None:
+    if resumable:
+        assert fit is not None
         shared["optimizer_states"] = state["optimizers"]
         shared["precision"] = state["precision"]
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         shared["loops"] = _after_step(trainer, loop_state.state_of(fit))
         shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
-        if trainer.datamodule is not None:
-            shared["datamodule"] = trainer.datamodule.state_dict()
-            shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
-            if trainer.datamodule.hparams:
-                shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
         shared["metrics"] = {
             "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
@@ -177,7 +179,8 @@ def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
 def show(trainer: Trainer, loaded: store.Loaded) -> None:
     """Let the module and the callbacks see and change what is loaded, before anything is taken from it."""
     trainer.lightning_module.on_load_checkpoint(loaded.shared)
-    trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
+    if "callbacks" in loaded.shared or loaded.meta.get("layout") != "file":  # a file of weights only is not for them
+        trainer.hooks.of_callbacks("on_load_checkpoint", loaded.shared)
 
 
 def restore_weights(trainer: Trainer, loaded: store.Loaded) -> None:
@@ -206,6 +209,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.loop
     assert fit is not None
     check_trains_on(module, shared)
+    epoch, most = shared.get("epoch", 0), trainer.max_epochs
+    if trainer.meanings.checkpoint == "file" and most not in (None, -1) and epoch > most:
+        raise ConfigurationError(
+            f"the checkpoint is of epoch {epoch} and max_epochs={most}: raise max_epochs, or go on from an earlier one."
+        )
     _check_names(trainer, loaded)
     trainer.hooks.of_callbacks("before_restore", shared)
     shared = snapshot_file.native(trainer, shared) if loaded.meta.get("layout") == "file" else shared
@@ -270,7 +278,7 @@ def check_names(module: TrainModule, weights: Mapping[str, Any]) -> None:
     for name in [name for name in own if name in weights]:
         theirs, ours = getattr(weights[name], "shape", None), getattr(own[name], "shape", None)
         if theirs != ours:
-            raise CheckpointError(
+            raise MisfitError(
                 f"the checkpoint does not fit {type(module).__name__}: {name} has shape {tuple(theirs or ())} in it and"
                 f" {tuple(ours or ())} in the module: build the module as it was saved."
             )
@@ -279,7 +287,7 @@ def check_names(module: TrainModule, weights: Mapping[str, Any]) -> None:
     saved, wanted = set(weights), set(own)
     if saved != wanted:
         missing, extra = sorted(wanted - saved), sorted(saved - wanted)
-        raise CheckpointError(
+        raise MisfitError(
             f"the checkpoint does not fit {type(module).__name__}: missing {missing[:5] or 'nothing'}, unknown"
             f" {extra[:5] or 'nothing'}: build the module as it was saved, or set strict_loading = False."
         )

@@ -118,7 +118,7 @@ def ask_again(trainer: Trainer, which: str) -> list[BatchSource]:
 
 
 def _validation_interval(trainer: Trainer) -> int | float:
-    """Batches between validations; infinite for the end of the epoch."""
+    """Batches between validations; infinite for the end of an epoch of unknown length."""
     interval = trainer.val_check_interval
     length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
     if isinstance(interval, int):
@@ -129,7 +129,7 @@ def _validation_interval(trainer: Trainer) -> int | float:
             )
         return interval
     if interval == 1.0:
-        return float("inf")
+        return length
     if length == float("inf"):
         raise ConfigurationError(
             f"val_check_interval={interval} is a fraction of an epoch without a known length: give a number of batches."

@@ -176,11 +176,14 @@ class TrainerState(Configuration):
 
     @property
     def log_dir(self) -> str | Path | None:
-        return self.loggers[0].log_dir if self.loggers else self.default_root_dir
+        if not self.loggers:
+            return self.default_root_dir
+        return self.loggers[0].log_dir or self.loggers[0].save_dir
 
     @property
     def checkpoint_dir(self) -> Path:
-        return Path(self.log_dir or self.default_root_dir) / "checkpoints"
+        folder = self.loggers[0].log_dir if self.loggers else None
+        return Path(folder or self.default_root_dir) / "checkpoints"
 
     @property
     def checkpoint_callbacks(self) -> list[Callback]:
@@ -306,10 +309,9 @@ class TrainerState(Configuration):
     @property
     def limits(self) -> dict[str, int | float | None]:
         """Batches, or a fraction of them, to be read of each kind of data; None for all."""
-        overfit = self.overfit_batches
         return {
-            "train": overfit or self.limit_train_batches,
-            "val": overfit or self.limit_val_batches,
+            "train": self.limit_train_batches,
+            "val": self.limit_val_batches,
             "test": self.limit_test_batches,
             "predict": self.limit_predict_batches,
         }
@@ -334,7 +336,7 @@ class TrainerState(Configuration):
     @property
     def num_sanity_val_batches(self) -> list[int | float]:
         steps = self.num_sanity_val_steps
-        return [length if steps == -1 else min(steps, length) for length in self.num_val_batches]
+        return [min(steps, length) for length in self.num_val_batches]
 
     def open_training_data(self) -> None:
         """In a fit: ask for the training loaders where they are not there, and open them before the first step, which

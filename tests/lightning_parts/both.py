@@ -101,7 +101,7 @@ def close(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(close(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float):
-        return abs(a - b) <= 1e-6 * max(1.0, abs(a))
+        return a == b or abs(a - b) <= 1e-6 * max(1.0, abs(a))
     return bool(a == b)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from drivetrain import Callback, Trainer, checkpoint, handover, resumption, session
-from drivetrain.errors import CheckpointError, ConfigurationError, UnusableCheckpoint
+from drivetrain.errors import CheckpointError
 from tests.runs import QUIET, Classifier, loader, train
 
 
@@ -92,13 +92,12 @@ def test_damaged_ones_are_refused_before_anything_starts(
         path = tmp_path / f"{number} ünïcode"
         shutil.copytree(saved, path)
         damage(path)
-        with pytest.raises(UnusableCheckpoint, match=said) as caught:
+        with pytest.raises(CheckpointError, match=said) as caught:
             getattr(trainer, stages[number % 4])(Classifier(), loader(), ckpt_path=path)
         assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
-        assert isinstance(caught.value, CheckpointError) and isinstance(caught.value, ConfigurationError)
     for stage in stages:
         for word in ("last", "best"):
-            with pytest.raises(UnusableCheckpoint, match=r"there is no (complete|best) checkpoint"):
+            with pytest.raises(CheckpointError, match=r"there is no (complete|best) checkpoint"):
                 getattr(trainer, stage)(Classifier(), loader(), ckpt_path=word)
     assert not started
 
@@ -127,7 +126,7 @@ def test_one_of_another_model_is_refused_unless_hooks_may_change_that(saved: Pat
         return Trainer(**QUIET, devices=2, max_epochs=2, precision="64-true", callbacks=list(callbacks))
 
     for stage in ("fit", "test"):
-        with pytest.raises(UnusableCheckpoint, match=r"does not fit Wider: missing \['more.bias', 'more.weight'\]"):
+        with pytest.raises(CheckpointError, match=r"does not fit Wider: missing \['more.bias', 'more.weight'\]"):
             getattr(trainer(), stage)(Wider(), loader(), ckpt_path=saved)
     trainer().validate(Narrowed(), loader(), ckpt_path=saved, verbose=False)
     trainer(Narrows()).validate(Wider(), loader(), ckpt_path=saved, verbose=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.checkpoint import manifest, replace, single
-from drivetrain.errors import CheckpointError, nearest
+from drivetrain.errors import CheckpointError, MissingCheckpointError, nearest
 
 LAST = "last.ckpt"
 
@@ -165,7 +165,7 @@ def _existing(path: Path, folder: Path) -> Path:
     places = (path.parent, folder)
     names = {replace.visible_name(found) for place in places for found in replace.complete(place)}
     names |= {found.name for place in places for found in single.files(place)}
-    raise CheckpointError(f"there is no checkpoint {path}; {nearest(path.name, names)}")
+    raise MissingCheckpointError(f"there is no checkpoint {path}; {nearest(path.name, names)}")
 
 
 def _exists(path: Path) -> bool:

@@ -65,8 +65,6 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
             content["lr_schedulers"] = list(shared["lr_schedulers"])
             if scaler := shared["precision"].get("scaler"):
                 content[SCALER] = scaler
-            if data := shared.get("datamodule"):
-                content[run["datamodule"]] = data
             ours |= {
                 "world_size": len(owns),
                 "own": owns,
@@ -74,6 +72,8 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
                 "loops": to_safe(shared["loops"]),
                 "metrics": to_safe(shared["metrics"]),
             }
+    if (data := shared.get("datamodule")) and "run" in shared:
+        content[shared["run"]["datamodule"]] = data
     for key, name_key in ((HPARAMS, HPARAMS_NAME), (DATA_HPARAMS, DATA_HPARAMS_NAME)):
         if shared.get(key):
             content[key], rest = write_hyperparameters(shared[key], key)

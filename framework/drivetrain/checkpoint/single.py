@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from drivetrain.checkpoint.manifest import ADVICE, flush_directory
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, MissingCheckpointError
 
 EXTENSION = ".ckpt"
 _ZIP, _PICKLE = b"PK", b"\x80"
@@ -167,7 +167,7 @@ def read(
         if re.match(r"\w+://", str(source)):
             raise CheckpointError(f"{source} is an address, not a file: download it and name the file")
         if not Path(source).is_file():
-            raise CheckpointError(f"there is no checkpoint {source}; name a file that exists")
+            raise MissingCheckpointError(f"there is no checkpoint {source}; name a file that exists")
         if check:
             verify(Path(source))
     try:

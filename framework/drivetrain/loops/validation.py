@@ -44,8 +44,8 @@ class Validations:
             return True
         if trainer.val_check_seconds is not None:
             return self._time_over(trainer.val_check_seconds)
-        due = trainer.val_check_batch
-        if due == float("inf"):
+        due, interval = trainer.val_check_batch, trainer.val_check_interval
+        if due == float("inf") or (isinstance(interval, float) and interval == 1.0):
             return last
         done = fit.batches_seen if every is None else fit.batch
         return done // int(due) > (done - self.newest) // int(due)  # one due within a window comes after it

@@ -37,6 +37,7 @@ class GradientAccumulationScheduler(Callback):
             )
         self.scheduling = {0: 1, **scheduling}
         self.epochs = sorted(self.scheduling)
+        self._set = 1  # the factor that the Trainer has of this callback
 
     def going_to_accumulate_grad_batches(self) -> bool:
         """Whether any epoch accumulates."""
@@ -54,14 +55,14 @@ class GradientAccumulationScheduler(Callback):
                 f"GradientAccumulationScheduler cannot accumulate for {type(pl_module).__name__}, which optimises by"
                 " hand: step its optimizers every so many batches in training_step, or leave the callback out."
             )
-        if trainer.accumulate_grad_batches != 1:
+        if trainer.accumulate_grad_batches not in (1, self._set):
             raise ConfigurationError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} goes against the"
                 " GradientAccumulationScheduler in callbacks: drop one."
             )
         trainer.accumulate_grad_batches = max(self.scheduling.values())
         refuse(trainer.plan(stages=(stage,)), trainer.declaration)
-        trainer.accumulate_grad_batches = 1
+        trainer.accumulate_grad_batches = self._set = 1
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         steps = [name for name in ("optimizer_step", "optimizer_zero_grad") if trainer.hooks.module_has(name)]
@@ -73,14 +74,7 @@ class GradientAccumulationScheduler(Callback):
             )
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
-
-    def teardown(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
-        if stage == "fit":
-            trainer.accumulate_grad_batches = 1  # what the Trainer was given
-
-    def on_exception(self, trainer: Trainer, pl_module: TrainModule, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "fit")
+        trainer.accumulate_grad_batches = self._set = self.get_accumulate_grad_batches(trainer.current_epoch)
 
 
 def _below(number: object, least: int) -> bool:

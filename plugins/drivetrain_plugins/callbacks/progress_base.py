@@ -22,6 +22,7 @@ class ProgressBar(Callback):
 
     _trainer: Trainer | None = None
     _enabled = True
+    _current_eval_dataloader_idx: int | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -101,6 +102,32 @@ class ProgressBar(Callback):
     @property
     def total_predict_batches(self) -> int | float:
         return sum(self.trainer.num_predict_batches)
+
+    @property
+    def total_val_batches_current_dataloader(self) -> int | float:
+        """Batches of the validation loader at hand; of the sanity check while that runs."""
+        checking = self.trainer.sanity_checking
+        return self._of_current(self.trainer.num_sanity_val_batches if checking else self.trainer.num_val_batches)
+
+    @property
+    def total_test_batches_current_dataloader(self) -> int | float:
+        return self._of_current(self.trainer.num_test_batches)
+
+    @property
+    def total_predict_batches_current_dataloader(self) -> int | float:
+        return self._of_current(self.trainer.num_predict_batches)
+
+    def _of_current(self, batches: list[int | float]) -> int | float:
+        return batches[self._current_eval_dataloader_idx or 0]
+
+    def has_dataloader_changed(self, dataloader_idx: int) -> bool:
+        """Whether this is not the loader of the last call: a bar of its own begins."""
+        former, self._current_eval_dataloader_idx = self._current_eval_dataloader_idx, dataloader_idx
+        return former != dataloader_idx
+
+    def reset_dataloader_idx_tracker(self) -> None:
+        """Let the next call of :meth:`has_dataloader_changed` be the first."""
+        self._current_eval_dataloader_idx = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trainer": None}

@@ -50,6 +50,26 @@ def project(L: Any) -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.2)
 
+    class Reading(L.Callback):
+        """Reads metrics where ranks have to have met for them, also in the sanity check."""
+
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def read(self, trainer: Any) -> None:
+            for metrics in (trainer.callback_metrics, trainer.logged_metrics):
+                known = {name: round(float(value), 5) for name, value in metrics.items() if name != "val/first"}
+                self.seen.append((trainer.sanity_checking, trainer.global_step, sorted(known.items())))
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.read(trainer)
+
+        def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+            self.read(trainer)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.read(trainer)
+
     def script(lab: Any) -> None:
         L.seed_everything(17)
         x = torch.randn(48, 4)
@@ -58,9 +78,11 @@ def project(L: Any) -> Any:
         checkpoint = L.callbacks.ModelCheckpoint(
             monitor="val/loss", filename="{epoch}-{val/loss:.4f}", auto_insert_metric_name=False
         )
-        trainer = lab.trainer(max_epochs=2, callbacks=[checkpoint], log_every_n_steps=2)
+        reading = Reading()
+        trainer = lab.trainer(max_epochs=2, callbacks=[checkpoint, reading], log_every_n_steps=2)
         trainer.fit(model, DataLoader(data, batch_size=6, shuffle=True), DataLoader(data, batch_size=8))
         lab.note("batches", model.batches)
+        lab.note("read", reading.seen)
         lab.note("gathered", model.gathered)
         lab.note("best", checkpoint.best_model_path.rpartition("/")[2])
 
