@@ -32,6 +32,8 @@ class Meanings:
             accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
+        stages: in what words hooks are told the stage: ``"text"`` (``"fit"``) or ``"enum"`` (a ``TrainerFn``, equal to that
+            text).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too, unless steps limit it.
@@ -51,6 +53,7 @@ class Meanings:
         logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
         shows_version: whether the progress bar shows the loggers' version.
+        opens_loggers: whether each stage begins with the loggers' experiments, whatever is written to them.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
@@ -65,6 +68,7 @@ class Meanings:
     window: str = "samples"
     moments: str = "step"
     frequency: str = "run"
+    stages: str = "text"
     modes: str = "train"
     checks_resumed: bool = False
     examples: str = "kept"
@@ -78,6 +82,7 @@ class Meanings:
     model_checkpoint: str = "model_checkpoint"
     logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
+    opens_loggers: bool = False
     default_hp_metric: bool = False
     shows_version: bool = False
 
@@ -95,6 +100,7 @@ LIGHTNING = Meanings(
     window="batches",
     moments="batch",
     frequency="epoch",
+    stages="enum",
     modes="kept",
     checks_resumed=True,
     examples="drawn",
@@ -108,6 +114,7 @@ LIGHTNING = Meanings(
     model_checkpoint="lightning_model_checkpoint",
     logger="lightning_tensorboard",
     log_folder="lightning_logs",
+    opens_loggers=True,
     default_hp_metric=True,
     shows_version=True,
 )

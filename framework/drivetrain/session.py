@@ -28,6 +28,7 @@ from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs
+from drivetrain.states import TrainerFn
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
@@ -108,11 +109,14 @@ def _let_log(module: TrainModule, callbacks: list[Callback]) -> None:
 
 def _stage(trainer: Trainer, request: Request) -> Any:
     module, stage, hooks, strategy = request.module, request.stage, trainer.hooks, trainer.strategy
+    told = TrainerFn(stage) if trainer.meanings.stages == "enum" else stage
     _prepare_data(trainer, request)
+    if trainer.meanings.opens_loggers:
+        stage_loggers.open_experiments(trainer)
     if request.datamodule is not None:
-        request.datamodule.setup(stage=stage)
-    hooks.of_callbacks("setup", stage)
-    module.setup(stage=stage)
+        request.datamodule.setup(stage=told)
+    hooks.of_callbacks("setup", stage=told)
+    module.setup(stage=told)
     with strategy.init_context():
         module.configure_sharded_model()
         module.configure_model()
@@ -131,9 +135,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
-        request.datamodule.teardown(stage=stage)
-    hooks.of_callbacks("teardown", stage)
-    module.teardown(stage=stage)
+        request.datamodule.teardown(stage=told)
+    hooks.of_callbacks("teardown", stage=told)
+    module.teardown(stage=told)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
     return result

@@ -83,7 +83,7 @@ class BatchSizeFinder(Callback):
         assert request is not None
         if any(loader is not None for loader in request.loaders.values()):
             raise ConfigurationError(
-                f"BatchSizeFinder cannot change the batch size of loaders passed to {stage}(): define them in"
+                f"BatchSizeFinder cannot change the batch size of loaders passed to {trainer.stage}(): define them in"
                 f" {type(pl_module).__name__} or a data module."
             )
         attributes.get(trainer, self._batch_arg_name)
