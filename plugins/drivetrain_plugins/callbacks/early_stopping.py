@@ -111,17 +111,18 @@ class EarlyStopping(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not self._on_train_epoch_end and not self._skips(trainer):
-            self._check(trainer)
+            self._run_early_stopping_check(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         here = not has_validation(trainer) if self._on_train_epoch_end is None else self._on_train_epoch_end
         if here and not self._skips(trainer):
-            self._check(trainer)
+            self._run_early_stopping_check(trainer)
 
     def _skips(self, trainer: Trainer) -> bool:
         return not self._fitting or trainer.sanity_checking or bool(trainer.fast_dev_run)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _run_early_stopping_check(self, trainer: Trainer) -> None:
+        """Look at the metric now; subclasses that check at another time call it (the name is Lightning's)."""
         metric = trainer.monitored(self.monitor)
         if metric is None:
             error = missing("EarlyStopping", self.monitor, trainer)
