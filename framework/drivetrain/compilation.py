@@ -52,7 +52,7 @@ def compiled(module: nn.Module, compile: bool | str) -> Iterator[None]:
     for one in networks:
         if compile:
             one.compile(backend="inductor" if compile is True else compile)
-        else:
+        elif context is not None:
             from torch._dynamo.external_utils import wrap_inline  # torch's own networks are not looked into otherwise
 
             one._compiled_call_impl = context(wrap_inline(one._call_impl))

@@ -32,8 +32,8 @@ class Meanings:
             accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
-        stages: in what words hooks are told the stage: ``"text"`` (``"fit"``) or ``"enum"`` (a ``TrainerFn``, equal to that
-            text).
+        stages: in what words hooks are told the stage: ``"text"`` (``"fit"``) or ``"enum"`` (a ``TrainerFn``, which is
+            equal to that text).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too, unless steps limit it.

@@ -314,6 +314,8 @@ def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
 
     if isinstance(loaders, DataModule):
         return None, loaders
+    if loaders is not None and datamodule is not None:
+        raise ConfigurationError("loaders and a datamodule were both given: pass one of them.")
     return loaders, datamodule
 
 

@@ -384,6 +384,25 @@ def test_what_scripts_ask_of_the_trainer(tmp_path: Path) -> None:
     assert found["unlogged"] == 0
     with pytest.raises(TypeError, match="no argument 'gpus'"):
         ours.Trainer(gpus=1)
+    with pytest.raises(ConfigurationError, match="both given"):
+        trainer(ours, tmp_path).fit(classifier(ours), loader(), datamodule=ours.LightningDataModule())
+
+
+def test_helpers_that_scripts_import() -> None:
+    def run(L: Any) -> dict[str, Any]:
+        utilities, module = L.utilities, classifier(L)
+        overridden = utilities.model_helpers.is_overridden
+        utilities.memory.garbage_collection_cuda()
+        errors = (RuntimeError("CUDA out of memory."), RuntimeError("other"))
+        return {
+            "overridden": [overridden(name, module) for name in ("training_step", "on_train_start")],
+            "of what": (overridden("setup", None), overridden("setup", L.Callback())),
+            "out of memory": [utilities.memory.is_oom_error(error) for error in errors],
+        }
+
+    assert compare(run)["overridden"] == [True, False]
+    with pytest.raises(ValueError, match="pass it as parent"):
+        ours.utilities.is_overridden("x", object())
 
 
 def test_counts_of_schedules_are_those_of_lightning(tmp_path: Path) -> None:
@@ -422,7 +441,9 @@ def test_a_module_compiled_whole_and_hooks_that_nothing_calls_any_more(tmp_path:
     assert calls and fit.lightning_module is module
     assert all(torch.allclose(value, weights(plain)[name]) for name, value in weights(module).items())
     old = classifier(ours, validation_epoch_end=lambda self, outputs: None)
-    with pytest.raises(NotImplementedError, match="validation_epoch_end, which nothing calls.*on_validation_epoch_end"):
+    with pytest.raises(
+        NotImplementedError, match=r"validation_epoch_end, which nothing calls.*on_validation_epoch_end"
+    ):
         trainer(ours, tmp_path).fit(old, loader())
 
 
@@ -434,7 +455,7 @@ def test_what_is_measured_in_validation_is_written_when_lightning_writes_it(tmp_
         callbacks, more = [getattr(L.callbacks, name)(**given)], {"num_sanity_val_steps": 2, "log_every_n_steps": 2}
         fit = trainer(L, tmp_path, callbacks=callbacks, logger=logger, max_epochs=2, **more)
         fit.fit(classifier(L), loader(24), loader(20))
-        rows = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").open()))
+        rows = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
         return {
             "rows": [(row["step"], sorted(key for key, value in row.items() if value)) for row in rows],
             "logged": sorted(fit.logged_metrics),
