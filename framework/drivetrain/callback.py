@@ -32,6 +32,17 @@ class Callback:
     rank_zero_only = False
     reads_predictions = False
     needs: tuple[str, ...] = ()
+    _logs_to: TrainModule | None = None  # the module of the stage at hand
+
+    def log(self, *args: Any, **options: Any) -> None:
+        """As :meth:`drivetrain.TrainModule.log` of the module of the stage at hand; nothing where there is none."""
+        if self._logs_to is not None:
+            self._logs_to.log(*args, **options)
+
+    def log_dict(self, *args: Any, **options: Any) -> None:
+        """As :meth:`drivetrain.TrainModule.log_dict`, likewise."""
+        if self._logs_to is not None:
+            self._logs_to.log_dict(*args, **options)
 
     @property
     def state_key(self) -> str:

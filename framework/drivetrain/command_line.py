@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -63,7 +65,7 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
     """Run the command named first in ``argv`` (None: of this process) with the rest; returns the exit code.
 
     ``find`` gives the command of a name, or raises. What drivetrain raises on purpose is one sentence on standard
-    error. Without a word, and for ``--help``, ``usage`` is printed.
+    error. Without a word, and for ``--help``, ``usage`` is printed. Output that nobody reads any more ends it quietly.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["--help"], ["-h"]):
@@ -73,10 +75,27 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
         print(usage, file=sys.stderr)
         return 2
     try:
-        return int(find(words[0])(words[1:]) or 0)
+        code = int(find(words[0])(words[1:]) or 0)
+        sys.stdout.flush()
+        return code
     except DrivetrainError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads standard output any more, as behind ``| head``; then nothing more is written there."""
+    output = sys.stdout.fileno()
+    watched = select.poll()
+    watched.register(output, 0)
+    if not any(event & select.POLLERR for _, event in watched.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # Python would fail when it writes what is left at its end
+    return True
 
 
 def dispatch_listed(argv: Sequence[str] | None, program: str, commands: Commands) -> int:

@@ -69,7 +69,7 @@ def _known(given: Mapping[str, Any], keys: tuple[str, ...], what: str, warns: bo
             said = f"configure_optimizers: unknown {what} {key!r}, {nearest(str(key), keys)}"
             if not warns:
                 raise ConfigurationError(said)
-            warnings.warn(f"{said} It is passed over.", stacklevel=2)
+            warnings.warn(f"{said}; it is passed over", stacklevel=2)
     return {key: value for key, value in given.items() if key in keys}
 
 

@@ -24,7 +24,6 @@ from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
 from drivetrain.loops.fit import FitLoop
-from drivetrain.module import TrainModule
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs
@@ -32,8 +31,8 @@ from drivetrain.states import TrainerFn
 from drivetrain.transfer import BatchTransfer
 
 if TYPE_CHECKING:
-    from drivetrain.callback import Callback
     from drivetrain.checkpoint import Loaded
+    from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
 
@@ -52,6 +51,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             raise
         finally:
             phase.current.name = phase.SETUP
+            for callback in trainer.callbacks:
+                callback._logs_to = None
             trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
 
 
@@ -88,7 +89,8 @@ def _attach(trainer: Trainer, request: Request) -> None:
     stage_loggers.agree_on_versions(trainer)
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
-    _let_log(module, trainer.callbacks)
+    for callback in trainer.callbacks:
+        callback._logs_to = module
     if request.stage == "fit":
         check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks
@@ -97,14 +99,6 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if trainer.meanings.live_metrics:
         trainer.published.forget()
     trainer.status = "running"
-
-
-def _let_log(module: TrainModule, callbacks: list[Callback]) -> None:
-    """Let callbacks call ``self.log`` and ``self.log_dict``, which are the module's, unless they have their own."""
-    for callback in callbacks:
-        for name in ("log", "log_dict"):
-            if not hasattr(type(callback), name):
-                setattr(callback, name, getattr(module, name))
 
 
 def _stage(trainer: Trainer, request: Request) -> Any:

@@ -270,6 +270,8 @@ def test_a_folder_that_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "x"
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         load(tmp_path / "mine")
+    with pytest.raises(CheckpointError, match="yours is not there"):
+        load(tmp_path / "yours")
 
 
 def test_a_full_disk_keeps_the_old_one(tmp_path: Path) -> None:

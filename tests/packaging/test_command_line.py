@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from drivetrain.__main__ import main
-from drivetrain.command_line import require_writable
+from drivetrain.command_line import dispatch, require_writable
 from drivetrain.errors import ConfigurationError
 
 
@@ -46,3 +50,27 @@ def test_output_is_looked_at_before_the_work(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=said):
             require_writable(path, "--output", image=image)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("lines", [1, 10_000])
+def test_output_that_nobody_reads_any_more_ends_quietly(
+    lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prints(words: Sequence[str]) -> None:
+        for word in words * lines:
+            print(word)
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as nobody, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", nobody)
+        assert dispatch(["tell", "all"], "", lambda name: prints) == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == ""
+
+
+def test_a_broken_pipe_of_the_commands_own_is_an_error() -> None:
+    def breaks(words: Sequence[str]) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        dispatch(["tell"], "", lambda name: breaks)

@@ -190,6 +190,23 @@ def test_several_loaders_add_their_number() -> None:
     assert [result.keys() for result in named] == [result.keys() for result in results]
 
 
+def test_callbacks_log_in_a_stage_and_keep_no_module() -> None:
+    class Notes(drivetrain.Callback):
+        def __init__(self) -> None:
+            self.log_dict = {"of": "its own"}  # type: ignore[assignment,method-assign]
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.log("of_callback", pl_module.number)
+
+    notes = Notes()
+    for number in (1.0, 2.0):  # used again, with another module
+        module = type("Numbered", (Classifier,), {"number": number})
+        assert train(module, max_epochs=1, callbacks=[notes]).metrics["of_callback"] == number
+        assert not any(isinstance(value, torch.nn.Module) for value in vars(notes).values())
+    assert notes.log_dict == {"of": "its own"}
+    notes.log("of_callback", 3.0)  # no stage: as of a module without a Trainer
+
+
 def test_where_values_go() -> None:
     def step(module: Any, batch: Any, batch_idx: int) -> None:
         module.log("silent", 1.0, logger=False)

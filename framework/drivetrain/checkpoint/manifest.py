@@ -62,9 +62,8 @@ def read(folder: Path) -> dict[str, Any]:
         if checksum != _checksum(content):
             raise ValueError("its checksum does not match")
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(
-            f"{folder} is not a checkpoint: it has no {NAME}; name a folder that drivetrain wrote"
-        ) from None
+        problem = f"is not a checkpoint: it has no {NAME}" if folder.exists() else "is not there"
+        raise CheckpointError(f"{folder} {problem}; name a folder that drivetrain wrote") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise CheckpointError(
             f"the checkpoint {folder} is damaged: {NAME} cannot be read ({error}); {ADVICE}"

@@ -18,7 +18,7 @@ _ELSEWHERE = {"mean": "average", "avg": "average", "prod": "product", "mul": "pr
 
 def is_whole(value: object) -> bool:
     """Whether it is a whole number, Python's or numpy's; True and False are none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, int | np.integer) and not isinstance(value, bool))
 
 
 def is_whole_list(values: object) -> bool:

@@ -20,7 +20,6 @@ from drivetrain.comm.schedule import Schedule
 # ``python -m drivetrain.bench ring --segment-mb 1,2,4,8,16,1000``.
 SEGMENT_BYTES = 4 * 2**20
 
-
 # In how many segments a plain ring runs over NCCL. More overlap its two phases, at the price of more launches and of a
 # second communicator; ``python -m drivetrain.bench comm --device cuda`` shows what each number takes here.
 NATIVE_SEGMENTS = 1

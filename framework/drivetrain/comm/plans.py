@@ -265,7 +265,7 @@ def overlapped_plan(
             return reduce_scatter(mine, whole, op=reduce_op, group=scatter, async_op=True)
 
         works = []
-        # Posted before the wait for the piece before it: afterwards it would begin only when that one is done.
+        # Posted before the wait for the piece before it, where that wait may hold up the host.
         coming = reduced(0) if views else None
         for number, (whole, mine) in enumerate(views):
             current, coming = coming, reduced(number + 1) if number + 1 < len(views) else None

@@ -80,7 +80,7 @@ def operations(comm: Communicator, names: Sequence[str]) -> dict[str, measure.Op
     made: dict[str, measure.Operation] = {}
     for name in names:
         operation, _, algorithm = name.partition("/")
-        if operation == "all_reduce" and algorithm in (NATIVE, *schedules.names()):
+        if operation == "all_reduce" and _has_name(algorithm):
             made[name] = measure.all_reduces(comm, [algorithm])[algorithm]
         elif algorithm == NATIVE:
             made[name] = _native(comm, operation)
@@ -89,6 +89,11 @@ def operations(comm: Communicator, names: Sequence[str]) -> dict[str, measure.Op
 
             made[name] = Executor(_schedule(operation, algorithm, comm.world_size), comm)
     return made
+
+
+def _has_name(algorithm: str) -> bool:
+    """Whether ``algorithm`` is what users call an all-reduce; else it is one that only this sweep makes."""
+    return algorithm in (NATIVE, *schedules.names())
 
 
 def _schedule(operation: str, algorithm: str, workers: int) -> Schedule:
@@ -156,7 +161,7 @@ def rows_of(measured: measure.Measured, calibration: Calibration) -> Iterator[Ro
 def _predicted(
     calibration: Calibration, operation: str, algorithm: str, size: int, hosts: Hosts
 ) -> tuple[float | None, float | None]:
-    if operation == "all_reduce" and algorithm in (NATIVE, *schedules.names()):
+    if operation == "all_reduce" and _has_name(algorithm):
         modelled = None if algorithm == NATIVE else calibration.predict(algorithm, size, hosts, corrected=False)
         return calibration.predict(algorithm, size, hosts), modelled
     if algorithm == NATIVE:
@@ -174,7 +179,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """
     cells: dict[tuple[Hosts, int], list[Row]] = {}
     for row in rows:
-        if row.operation == "all_reduce" and row.algorithm in (NATIVE, *schedules.names()):
+        if row.operation == "all_reduce" and _has_name(row.algorithm):
             cells.setdefault((row.hosts, row.size_bytes), []).append(row)
     within, lost = 0, []
     for cell in cells.values():

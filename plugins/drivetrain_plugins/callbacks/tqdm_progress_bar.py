@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
+class _Bar:
+    """The bar of ``kind`` as an attribute: there from that one's beginning to its end, and another may be set."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __get__(self, owner: TQDMProgressBar | None, of: type | None = None) -> Any:
+        return self if owner is None else owner._of(self.kind)
+
+    def __set__(self, owner: TQDMProgressBar, bar: Any) -> None:
+        owner._bars[self.kind] = bar
+
+
 class TQDMProgressBar(RichProgressBar):
     """The bars are :class:`Tqdm`'s, or what ``init_train_tqdm`` and its like return: anything with ``n``, ``total``,
     ``disable``, ``reset``, ``refresh``, ``set_description``, ``set_postfix`` and ``close``. Off a terminal a line is
@@ -41,42 +54,15 @@ class TQDMProgressBar(RichProgressBar):
         return self._process_position
 
     # -- the bars -----------------------------------------------------------------------------------------------
+    train_progress_bar = _Bar("train")
+    val_progress_bar = _Bar("validation")
+    test_progress_bar = _Bar("test")
+    predict_progress_bar = _Bar("predict")
+
     def _of(self, kind: str) -> Any:
         if kind not in self._bars:
             raise TypeError(f"{type(self).__name__} has no bar of {kind} now: it is made when that begins.")
         return self._bars[kind]
-
-    @property
-    def train_progress_bar(self) -> Any:
-        return self._of("train")
-
-    @train_progress_bar.setter
-    def train_progress_bar(self, bar: Any) -> None:
-        self._bars["train"] = bar
-
-    @property
-    def val_progress_bar(self) -> Any:
-        return self._of("validation")
-
-    @val_progress_bar.setter
-    def val_progress_bar(self, bar: Any) -> None:
-        self._bars["validation"] = bar
-
-    @property
-    def test_progress_bar(self) -> Any:
-        return self._of("test")
-
-    @test_progress_bar.setter
-    def test_progress_bar(self, bar: Any) -> None:
-        self._bars["test"] = bar
-
-    @property
-    def predict_progress_bar(self) -> Any:
-        return self._of("predict")
-
-    @predict_progress_bar.setter
-    def predict_progress_bar(self, bar: Any) -> None:
-        self._bars["predict"] = bar
 
     def _made(self, description: str, leave: bool) -> Tqdm:
         console = self.console
