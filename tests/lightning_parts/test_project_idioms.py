@@ -397,6 +397,8 @@ def test_helpers_that_scripts_import() -> None:
         return {
             "overridden": [overridden(name, module) for name in ("training_step", "on_train_start")],
             "of what": (overridden("setup", None), overridden("setup", L.Callback())),
+            "least gain": [L.callbacks.EarlyStopping("x", 0.2, mode=mode).min_delta for mode in ("min", "max")],
+            "checks": callable(L.callbacks.EarlyStopping._run_early_stopping_check),
             "out of memory": [utilities.memory.is_oom_error(error) for error in errors],
         }
 

@@ -71,7 +71,7 @@ class EarlyStopping(Callback):
         if patience < 0:
             raise ConfigurationError(f"EarlyStopping(patience={patience}) is negative: use 0 or more.")
         self.monitor = monitor
-        self.min_delta = abs(min_delta)
+        self.min_delta = abs(min_delta) * (1 if mode == "max" else -1)  # with the sign of an improvement
         self.patience = self._asked = patience
         self.verbose = verbose
         self.mode = mode
@@ -151,7 +151,7 @@ class EarlyStopping(Callback):
         if self.divergence_threshold is not None and improves(self.mode, self.divergence_threshold, current):
             message = f"{name} = {current:.4g} is worse than {self.divergence_threshold}: training diverges."
             return reasons.DIVERGENCE_THRESHOLD, message
-        if improves(self.mode, current, best, self.min_delta):
+        if improves(self.mode, current, best, abs(self.min_delta)):
             self.best_score, self.wait_count = value.detach().clone(), 0
             gain = f" by {abs(best - current):.4g}" if math.isfinite(best) else ""
             return reasons.NOT_STOPPED, f"{name} improved{gain} to {current:.4g}."
