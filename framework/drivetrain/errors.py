@@ -34,6 +34,12 @@ class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
 
 
+class UnusableCheckpoint(CheckpointError, ConfigurationError):
+    """The checkpoint that was asked for is missing, damaged or of another model, and no worker was started for it."""
+
+    exit_code = 2
+
+
 class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 
