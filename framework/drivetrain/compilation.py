@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -23,14 +26,36 @@ def check_compile(value: bool | str) -> None:
         )
 
 
+# How ``torch.compile`` was to compile the modules that were given to it whole; not known in other processes.
+_contexts: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def uncompiled(module: Any) -> Any:
+    """The module within what ``torch.compile`` made of it, which is compiled in the same way while a stage lasts; any
+    other as it is."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds, and who compiled has it
+    if dynamo is None or not isinstance(module, dynamo.OptimizedModule):
+        return module
+    inner = module._orig_mod
+    _contexts[inner] = module.dynamo_ctx
+    return inner
+
+
 @contextmanager
 def compiled(module: nn.Module, compile: bool | str) -> Iterator[None]:
     """While it lasts, the networks that ``module`` consists of are compiled in place: names of parameters and
     hooks stay as they are. The module's own steps are not compiled, as logging would break their graph everywhere.
     """
-    networks = [one for one in _networks(module) if one._compiled_call_impl is None] if compile else []
+    context = _contexts.get(module)
+    wanted = compile or context is not None
+    networks = [one for one in _networks(module) if one._compiled_call_impl is None] if wanted else []
     for one in networks:
-        one.compile(backend="inductor" if compile is True else compile)
+        if compile:
+            one.compile(backend="inductor" if compile is True else compile)
+        elif context is not None:
+            from torch._dynamo.external_utils import wrap_inline  # torch's own networks are not looked into otherwise
+
+            one._compiled_call_impl = context(wrap_inline(one._call_impl))
     try:
         yield
     finally:

@@ -22,6 +22,14 @@ class ConfigurationError(DrivetrainError):
     exit_code = 2
 
 
+class UnknownArgumentError(ConfigurationError, TypeError):
+    """The Trainer was given an argument by a name that it does not have."""
+
+
+class RemovedHookError(ConfigurationError, NotImplementedError):
+    """A hook is defined that older trainers called and nothing calls any more."""
+
+
 class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
 

@@ -53,13 +53,15 @@ class Hooks:
         self.current = former
         return result
 
-    def of_callbacks(self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False) -> None:
+    def of_callbacks(
+        self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False, **named: Any
+    ) -> None:
         """Call hook ``name`` of the callbacks only; of those that read metrics, or of the others; or of those that save
         checkpoints."""
         former, self.current = self.current, name
         for callback in self.callbacks:
             if (monitors is None or callback.monitors is monitors) and (not saving or callback.saves_checkpoints):
-                getattr(callback, name)(self.trainer, self.module, *args)
+                getattr(callback, name)(self.trainer, self.module, *args, **named)
         self.current = former
 
     def _resolve(self, name: str) -> tuple[Callable[..., Any], ...]:

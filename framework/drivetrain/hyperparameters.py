@@ -100,7 +100,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 def _init_arguments(owner: Any, frame: FrameType | None) -> dict[str, Any]:
     """Arguments of the chain of ``__init__`` frames of ``owner``; the outermost (most derived) one wins."""
     collected: dict[str, Any] = {}
-    while frame is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is owner:
+    while frame is not None and frame.f_code.co_name == "__init__" and _first_argument(frame) is owner:
         owner_class = frame.f_locals.get("__class__", type(owner))
         arguments: dict[str, Any] = {}
         signature = inspect.signature(owner_class.__init__)
@@ -112,6 +112,12 @@ def _init_arguments(owner: Any, frame: FrameType | None) -> dict[str, Any]:
         collected.update(arguments)
         frame = frame.f_back
     return collected
+
+
+def _first_argument(frame: FrameType) -> Any:
+    """What the frame's function calls ``self``, under whatever name."""
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[0]) if names else None
 
 
 def _copy(values: AttributeDict) -> AttributeDict:

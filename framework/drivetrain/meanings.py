@@ -32,6 +32,8 @@ class Meanings:
             accumulation window: ``"step"`` (the window's optimizer step) or ``"batch"`` (only the batch).
         frequency: over what the ``frequency`` of a schedule of interval ``"step"`` counts optimizer steps: ``"run"`` or
             ``"epoch"`` (it begins again in each).
+        stages: in what words hooks are told the stage: ``"text"`` (``"fit"``) or ``"enum"`` (a
+            :class:`drivetrain.states.TrainerFn`, which is equal to that text).
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too, unless steps limit it.
@@ -43,8 +45,6 @@ class Meanings:
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
-        stages: what ``setup`` and ``teardown`` are told: a plain ``"name"`` or a ``"member"`` of
-            :class:`drivetrain.states.TrainerFn`, which is a string too.
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
@@ -53,6 +53,7 @@ class Meanings:
         logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
         shows_version: whether the progress bar shows the loggers' version.
+        opens_loggers: whether each stage begins with the loggers' experiments, whatever is written to them.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
@@ -67,6 +68,7 @@ class Meanings:
     window: str = "samples"
     moments: str = "step"
     frequency: str = "run"
+    stages: str = "text"
     modes: str = "train"
     checks_resumed: bool = False
     examples: str = "kept"
@@ -74,13 +76,13 @@ class Meanings:
     trials: str = "train"
     nonfinite: str = "raise"
     keyboard: str = "raise"
-    stages: str = "name"
     outcomes: Mapping[str, str] = field(default_factory=dict)
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
     logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
+    opens_loggers: bool = False
     default_hp_metric: bool = False
     shows_version: bool = False
 
@@ -98,6 +100,7 @@ LIGHTNING = Meanings(
     window="batches",
     moments="batch",
     frequency="epoch",
+    stages="enum",
     modes="kept",
     checks_resumed=True,
     examples="drawn",
@@ -105,13 +108,13 @@ LIGHTNING = Meanings(
     trials="validate",
     nonfinite="warn",
     keyboard="exit",
-    stages="member",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",
     logger="lightning_tensorboard",
     log_folder="lightning_logs",
+    opens_loggers=True,
     default_hp_metric=True,
     shows_version=True,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import registry
@@ -50,7 +50,7 @@ def callbacks_of(
     """The user's callbacks and the default ones that he did not replace."""
     if given is None:
         given = []
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    found = list(given) if isinstance(given, Sequence) else [given]  # Hydra gives a list of its own kind
     for callback in found:
         if not isinstance(callback, Callback):
             raise ConfigurationError(f"callbacks: {type(callback).__name__} is no Callback, derive it from one.")
@@ -77,7 +77,7 @@ def loggers_of(trainer: Configuration, given: Logger | list[Logger] | bool | Non
     if given is None or given is True:
         kind, folder = registry.load("loggers", trainer.meanings.logger), os.fspath(trainer.default_root_dir)
         return [kind(folder, name=trainer.meanings.log_folder, default_hp_metric=trainer.meanings.default_hp_metric)]
-    found = list(given) if isinstance(given, (list, tuple)) else [given]
+    found = list(given) if isinstance(given, Sequence) else [given]  # Hydra gives a list of its own kind
     for logger in found:
         if not isinstance(logger, Logger):
             raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")

@@ -47,13 +47,15 @@ class ProfiledHooks(Hooks):
         with self.trainer.profiler.profile(self._label(None, name)):
             return super().of_module(name, *args)
 
-    def of_callbacks(self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False) -> None:
+    def of_callbacks(
+        self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False, **named: Any
+    ) -> None:
         everyone = self.trainer.callbacks  # a callback may cause a hook of all, as checkpoints do
         try:
             for callback in everyone:
                 self.callbacks = [callback]
                 with self.trainer.profiler.profile(self._label(callback, name)):
-                    super().of_callbacks(name, *args, monitors=monitors, saving=saving)
+                    super().of_callbacks(name, *args, monitors=monitors, saving=saving, **named)
         finally:
             self.callbacks = everyone
 

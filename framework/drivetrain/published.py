@@ -124,9 +124,9 @@ class PublishedMetrics:
         return self._as_shown(torch.tensor(value, dtype=torch.float64), column.double)
 
     def _as_shown(self, value: torch.Tensor, exact: bool) -> torch.Tensor:
-        if exact or value.dtype != torch.float64 or self.trainer.meanings.figures == "double":
+        if self.trainer.meanings.figures == "double" or (exact and value.dtype == torch.float64):
             return value
-        return value.to(torch.get_default_dtype())
+        return value.to(torch.get_default_dtype()) if value.is_floating_point() else value
 
     # -- between processes --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from lightning_utilities.core.overrides import is_overridden
 from drivetrain import resumption, stage_data
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, RemovedHookError
 from drivetrain.folders import refuse_unwritable
 from drivetrain.module import TrainModule
 
@@ -46,6 +46,7 @@ class Request:
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
+_REMOVED = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 LOADER_OF = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
@@ -60,6 +61,12 @@ def check(trainer: Trainer, request: Request) -> None:
     name = type(module).__name__
     if stage in _STEP_OF and not is_overridden(_STEP_OF[stage], module, TrainModule):
         raise ConfigurationError(f"{name} has no {_STEP_OF[stage]}: define it to {stage}.")
+    for hook in _REMOVED:
+        if callable(getattr(module, hook, None)):
+            raise RemovedHookError(
+                f"{name} defines {hook}, which nothing calls: keep what the steps give in an attribute and use"
+                f" on_{hook.replace('training', 'train')}."
+            )
     if stage == "fit" and not is_overridden("configure_optimizers", module, TrainModule):
         raise ConfigurationError(f"{name} has no configure_optimizers: define it and return an optimizer.")
     if request.datamodule is not None and not isinstance(request.datamodule, DataHooks):

@@ -104,12 +104,14 @@ def _attach(trainer: Trainer, request: Request) -> None:
 
 def _stage(trainer: Trainer, request: Request) -> Any:
     module, stage, hooks, strategy = request.module, request.stage, trainer.hooks, trainer.strategy
-    said = TrainerFn(stage) if trainer.meanings.stages == "member" else stage
+    told = TrainerFn(stage) if trainer.meanings.stages == "enum" else stage
     _prepare_data(trainer, request)
+    if trainer.meanings.opens_loggers:
+        stage_loggers.open_experiments(trainer)
     if request.datamodule is not None:
-        request.datamodule.setup(stage=said)
-    hooks.of_callbacks("setup", said)
-    module.setup(stage=said)
+        request.datamodule.setup(stage=told)
+    hooks.of_callbacks("setup", stage=told)
+    module.setup(stage=told)
     with strategy.init_context():
         module.configure_sharded_model()
         module.configure_model()
@@ -130,9 +132,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     if strategy.trains:
         strategy.finish()
     if request.datamodule is not None:
-        request.datamodule.teardown(stage=said)
-    hooks.of_callbacks("teardown", said)
-    module.teardown(stage=said)
+        request.datamodule.teardown(stage=told)
+    hooks.of_callbacks("teardown", stage=told)
+    module.teardown(stage=told)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
     return result

@@ -80,6 +80,7 @@ class BatchSource:
             )
         self._as_sampler = order == "torch" and shard.size > 1
         self._opened: Iterator[Any] | None = None
+        self.opened = False  # whether that was ever done
         self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
         self._resumed_from: list[list[Any]] = []
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
@@ -226,7 +227,7 @@ class BatchSource:
         the order is our own. Lightning does not ``keep`` that of a loader that it asked for anew. ``anew``: also where
         there is one already."""
         if self.natural and (anew or self._opened is None) and self.length != 0:
-            self._drawn_from = [states()]
+            self._drawn_from, self.opened = [states()], True
             opened = iter(self.reader)
             if self._looks_ahead:
                 opened = chain(list(islice(opened, 1)), opened)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,12 +102,12 @@ def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
     if trainer.hooks is None:  # they ran in the workers
         trainer.hooks = Hooks(trainer, trainer.lightning_module, trainer.callbacks)
     # Validation runs in inference mode, in which a DTensor cannot even be looked at anew.
+    tell = partial(snapshot_file.tell, trainer, gradients=torch.is_grad_enabled())
     with torch.inference_mode(False), torch.no_grad(), trainer.consensus():
         shared, own = capture(trainer, weights_only)
         if trainer.meanings.checkpoint == "file":
-            return snapshot_file.write(trainer, shared, own, Path(path), weights_only)
-        trainer.hooks.of_callbacks("on_save_checkpoint", shared)
-        trainer.lightning_module.on_save_checkpoint(shared)
+            return snapshot_file.write(trainer, shared, own, Path(path), weights_only, tell)
+        tell(shared)
         return store.save(
             path,
             shared,
@@ -138,12 +139,12 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
         )
     if trainer.loop is None or not strategy.trains:
         raise CheckpointError(f"no checkpoint was saved at {path}: training had not begun")
+    tell = partial(snapshot_file.tell, trainer, gradients=torch.is_grad_enabled())
     with torch.inference_mode(False), torch.no_grad():
         shared, own = capture(trainer, alone=True)
         if trainer.meanings.checkpoint == "file":
-            return snapshot_file.write_alone(trainer, shared, own, Path(path))
-        trainer.hooks.of_callbacks("on_save_checkpoint", shared)
-        trainer.lightning_module.on_save_checkpoint(shared)
+            return snapshot_file.write_alone(trainer, shared, own, Path(path), tell)
+        tell(shared)
         meta = {"epoch": shared["epoch"], "global_step": shared["global_step"], "strategy": trainer.strategy_name}
         return store.save(path, shared, own, meta=meta)
 

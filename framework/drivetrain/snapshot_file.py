@@ -6,6 +6,7 @@ and what belongs to each rank (random generators, compression memory) is sent to
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,29 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
-def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: Path, weights_only: bool) -> Path:
-    """Write the run as one file; every training rank calls it with its own ``shared`` and ``own``.
+def tell(trainer: Trainer, content: dict[str, Any], callbacks: bool = True, gradients: bool = True) -> None:
+    """Show ``content`` to the hooks that may change it before it is written.
+
+    Args:
+        callbacks: to those of callbacks, too.
+        gradients: whether gradients were recorded where the checkpoint was asked for, and so are within the hooks.
+    """
+    with torch.set_grad_enabled(gradients):
+        if callbacks:
+            trainer.hooks.of_callbacks("on_save_checkpoint", content)
+        trainer.lightning_module.on_save_checkpoint(content)
+
+
+def write(
+    trainer: Trainer,
+    shared: dict[str, Any],
+    own: dict[str, Any],
+    path: Path,
+    weights_only: bool,
+    tell: Callable[..., None],
+) -> Path:
+    """Write the run as one file; every training rank calls it with its own ``shared`` and ``own``. ``tell`` shows the
+    content to hooks.
 
     Raises:
         CheckpointError: on every rank, when the first could not write.
@@ -41,9 +63,7 @@ def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: P
     if trainer.loop is not None and weights_only:  # Lightning keeps the counters with the weights
         whole |= {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
     content = layout.compose({**shared, **whole}, owns, trainer.strategy_name)
-    if not weights_only:
-        trainer.hooks.of_callbacks("on_save_checkpoint", content)
-    trainer.lightning_module.on_save_checkpoint(content)
+    tell(content, callbacks=not weights_only)
     problem = None
     if first:
         try:
@@ -56,11 +76,12 @@ def write(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: P
     return path
 
 
-def write_alone(trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: Path) -> Path:
+def write_alone(
+    trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], path: Path, tell: Callable[..., None]
+) -> Path:
     """Write what this rank has, without a word to the others."""
     content = layout.compose(shared, [layout.pack(own)], trainer.strategy_name)
-    trainer.hooks.of_callbacks("on_save_checkpoint", content)
-    trainer.lightning_module.on_save_checkpoint(content)
+    tell(content)
     return single.write(content, path)
 
 

@@ -24,6 +24,12 @@ def agree_on_versions(trainer: Trainer) -> None:
         logger.use_version(version)
 
 
+def open_experiments(trainer: Trainer) -> None:
+    """Let each logger make what it writes to, as far as it has such a thing."""
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        getattr(logger, "experiment", None)
+
+
 def log_hyperparameters(trainer: Trainer) -> None:
     """Hyper-parameters and the module's graph, for loggers that write them.
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from drivetrain import handover, session, snapshot
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
+from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
 from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
 from drivetrain.launch import Job
@@ -187,6 +188,7 @@ class Trainer(TrainerState):
             raise SystemExit(1) from stop
 
     def _run_stage(self, request: Request) -> Any:
+        request.module = uncompiled(request.module)
         check(self, request)
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
@@ -312,6 +314,8 @@ def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
 
     if isinstance(loaders, DataModule):
         return None, loaders
+    if loaders is not None and datamodule is not None:
+        raise ConfigurationError("loaders and a datamodule were both given: pass one of them.")
     return loaders, datamodule
 
 

@@ -174,6 +174,10 @@ class TrainerState(Configuration):
     def logger(self) -> Logger | None:
         return self.loggers[0] if self.loggers else None
 
+    @logger.setter
+    def logger(self, logger: Logger | None) -> None:
+        self.loggers = [] if logger is None else [logger]
+
     @property
     def log_dir(self) -> str | Path | None:
         if not self.loggers:
@@ -337,6 +341,10 @@ class TrainerState(Configuration):
     def num_sanity_val_batches(self) -> list[int | float]:
         steps = self.num_sanity_val_steps
         return [min(steps, length) for length in self.num_val_batches]
+
+    def log_falls_on(self, step: int) -> bool:
+        """Whether metrics are written after so many optimizer steps; never where ``log_every_n_steps`` is 0."""
+        return self.log_every_n_steps > 0 and step % self.log_every_n_steps == 0
 
     def open_training_data(self) -> None:
         """In a fit: ask for the training loaders where they are not there, and open them before the first step, which

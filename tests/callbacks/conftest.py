@@ -89,6 +89,9 @@ class FakeTrainer:
     def monitored(self, name: str) -> torch.Tensor | None:
         return self.callback_metrics.get(name)
 
+    def log_falls_on(self, step: int) -> bool:
+        return step % self.log_every_n_steps == 0
+
     @property
     def batches_stepped(self) -> int:
         return self.global_step

@@ -89,6 +89,28 @@ def test_finder_callback_trains_on_with_what_it_found(tmp_path: Path) -> None:
     assert again.loss_curve[0][0] == 1 and len(again.loss_curve) == 12
 
 
+def test_rates_searched_for_at_milestones(tmp_path: Path) -> None:
+    """The recipe for finetuning: a search when an epoch begins reads what that epoch would, which is read after it."""
+
+    def run(L: Any) -> dict[str, Any]:
+        class AtMilestones(L.callbacks.LearningRateFinder):  # type: ignore[misc, name-defined]
+            def on_fit_start(self, *args: Any) -> None: ...
+
+            def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+                if trainer.current_epoch < 2:
+                    self.lr_find(trainer, pl_module)
+                    found.append((pl_module.lr, list(self.optimal_lr.results["loss"])))
+
+        found: list[Any] = []
+        torch.manual_seed(2)
+        module, finder = module_of(L), AtMilestones(num_training_steps=16, min_lr=1e-4)
+        shuffled = DataLoader(loader(40).dataset, batch_size=4, shuffle=True)
+        trainer(L, tmp_path, callbacks=[finder], max_epochs=3).fit(module, shuffled)
+        return {"found": found, "weights": weights(module)}
+
+    assert len(compare(run)["found"][0][1]) > 2
+
+
 def test_lr_find_under_two_workers_is_that_of_one(tmp_path: Path) -> None:
     found = []
     for strategy, devices in (("auto", 1), ("ddp", 2)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset
 
 import drivetrain.lightning as ours
@@ -332,3 +334,152 @@ def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
     assert module.seen > 0 and module.table is table, "what did not change is not sent back"
     known = [row["accuracy"] for row in notes.rows]
     assert len(known) == 2 and known[-1] == pytest.approx(float(fit.callback_metrics["accuracy"])), "not an epoch late"
+
+
+def test_what_scripts_ask_of_the_trainer(tmp_path: Path) -> None:
+    """Words and moments that scripts look at: stages as hooks are told them, hyper-parameters whatever ``self`` is
+    called, gradients in saving hooks, limits of a Trainer without extras, a loader drawn from by a fit at its limit."""
+
+    def run(L: Any) -> dict[str, Any]:
+        told: list[Any] = []
+
+        class Told(L.Callback):  # type: ignore[misc, name-defined]
+            def setup(self, trainer: Any, *rest: Any, stage: Any) -> None:
+                told.append((str(stage), stage.value, stage == "fit"))
+
+            def teardown(self, trainer: Any, *rest: Any, **named: Any) -> None:
+                told.append([str(stage) for stage in named.values()])
+
+            def on_save_checkpoint(self, *args: Any) -> None:
+                told.append(torch.is_grad_enabled())
+
+        class Named(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(this, width: int, *, depth: int = 2) -> None:
+                super().__init__()
+                this.save_hyperparameters()
+
+        torch.manual_seed(1)
+        module, callbacks = classifier(L), OmegaConf.create([Told()], flags={"allow_objects": True})
+        fit = trainer(L, tmp_path, callbacks=callbacks, max_epochs=1, num_sanity_val_steps=-1)
+        asked = fit.num_sanity_val_steps
+        shuffled = DataLoader(loader(24).dataset, batch_size=4, shuffle=True)
+        for _ in range(2):  # the second has nothing to do, and draws what it would have begun with
+            fit.fit(module, shuffled, loader(9))
+        fit.save_checkpoint(tmp_path / "after.ckpt")
+        fit.fit_loop.max_epochs = 3
+        fit.fit(module, shuffled, loader(9))
+        fit.logger = None
+        bare = {"logger": None, "enable_checkpointing": None, "num_sanity_val_steps": None}
+        return {
+            "told": told,
+            "hyper-parameters": dict(Named(3).hparams),
+            "weights": weights(module),
+            "limits": (str(asked), trainer(L, tmp_path, fast_dev_run=1).fast_dev_run, fit.logger, fit.loggers),
+            "unlogged": trainer(L, tmp_path, barebones=True, **bare).log_every_n_steps,
+        }
+
+    found = compare(run)
+    assert found["hyper-parameters"] == {"width": 3, "depth": 2}
+    assert found["told"][0] == ("TrainerFn.FITTING", "fit", True)
+    assert found["unlogged"] == 0
+    with pytest.raises(TypeError, match="no argument 'gpus'"):
+        ours.Trainer(gpus=1)
+    with pytest.raises(ConfigurationError, match="both given"):
+        trainer(ours, tmp_path).fit(classifier(ours), loader(), datamodule=ours.LightningDataModule())
+
+
+def test_helpers_that_scripts_import() -> None:
+    def run(L: Any) -> dict[str, Any]:
+        utilities, module = L.utilities, classifier(L)
+        overridden = utilities.model_helpers.is_overridden
+        utilities.memory.garbage_collection_cuda()
+        errors = (RuntimeError("CUDA out of memory."), RuntimeError("other"))
+        return {
+            "overridden": [overridden(name, module) for name in ("training_step", "on_train_start")],
+            "of what": (overridden("setup", None), overridden("setup", L.Callback())),
+            "least gain": [L.callbacks.EarlyStopping("x", 0.2, mode=mode).min_delta for mode in ("min", "max")],
+            "checks": callable(L.callbacks.EarlyStopping._run_early_stopping_check),
+            "out of memory": [utilities.memory.is_oom_error(error) for error in errors],
+        }
+
+    assert compare(run)["overridden"] == [True, False]
+    with pytest.raises(ValueError, match="pass it as parent"):
+        ours.utilities.is_overridden("x", object())
+
+
+def test_counts_of_schedules_are_those_of_lightning(tmp_path: Path) -> None:
+    """And half precision is shown as torch's default type."""
+
+    def configure(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def run(L: Any) -> dict[str, Any]:
+        module = classifier(L, configure_optimizers=configure)
+        saves = L.callbacks.ModelCheckpoint(dirpath=tmp_path / L.__name__, save_weights_only=True)
+        fit = trainer(L, tmp_path, callbacks=[saves], max_epochs=2, enable_checkpointing=None, precision="bf16-true")
+        fit.fit(module, loader(24))
+        saved = torch.load(saves.best_model_path, weights_only=False)
+        return {
+            "schedules": saved["loops"]["fit_loop"]["epoch_loop.scheduler_progress"],
+            "shown": {name: str(value.dtype) for name, value in fit.callback_metrics.items()},
+        }
+
+    assert compare(run)["schedules"]["total"]["completed"] == 12
+
+
+def test_a_module_compiled_whole_and_hooks_that_nothing_calls_any_more(tmp_path: Path) -> None:
+    module, plain = classifier(ours), classifier(ours)
+    calls: list[int] = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        calls.append(1)
+        return graph.forward
+
+    fit = trainer(ours, tmp_path, max_epochs=1)
+    fit.fit(torch.compile(module, backend=backend), loader(24))
+    trainer(ours, tmp_path, max_epochs=1).fit(plain, loader(24))
+    assert calls and fit.lightning_module is module
+    assert all(torch.allclose(value, weights(plain)[name]) for name, value in weights(module).items())
+    old = classifier(ours, validation_epoch_end=lambda self, outputs: None)
+    with pytest.raises(
+        NotImplementedError, match=r"validation_epoch_end, which nothing calls.*on_validation_epoch_end"
+    ):
+        trainer(ours, tmp_path).fit(old, loader())
+
+
+@pytest.mark.parametrize("name", ["DeviceStatsMonitor", "ThroughputMonitor"])
+def test_what_is_measured_in_validation_is_written_when_lightning_writes_it(tmp_path: Path, name: str) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        given = {"batch_size_fn": lambda batch: len(batch[0]), "window_size": 3} if name == "ThroughputMonitor" else {}
+        logger = L.loggers.CSVLogger(tmp_path / L.__name__)
+        callbacks, more = [getattr(L.callbacks, name)(**given)], {"num_sanity_val_steps": 2, "log_every_n_steps": 2}
+        fit = trainer(L, tmp_path, callbacks=callbacks, logger=logger, max_epochs=2, **more)
+        fit.fit(classifier(L), loader(24), loader(20))
+        rows = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text().splitlines()))
+        return {
+            "rows": [(row["step"], sorted(key for key, value in row.items() if value)) for row in rows],
+            "logged": sorted(fit.logged_metrics),
+        }
+
+    assert any("validat" in key for _, keys in compare(run)["rows"] for key in keys)
+
+
+def test_what_is_written_to_loggers_where_nothing_is_logged(tmp_path: Path) -> None:
+    """The folder is made in any case, and its hyper-parameters stay those of the first fit."""
+
+    def run(L: Any) -> dict[str, Any]:
+        logger = L.loggers.TensorBoardLogger(tmp_path / L.__name__)
+        for width in (3, 4):
+            module = classifier(L)
+            module.save_hyperparameters({"width": width})
+            trainer(L, tmp_path, logger=logger, max_epochs=1).validate(module, loader(), verbose=False)
+            trainer(L, tmp_path, logger=logger, max_epochs=0).fit(module, loader())
+        folder = Path(logger.log_dir)
+        return {
+            "files": sorted({path.name.split(".")[0] for path in folder.iterdir()}),
+            "yaml": (folder / "hparams.yaml").read_text(),
+        }
+
+    assert "hparams" in compare(run)["files"]

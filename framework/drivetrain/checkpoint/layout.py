@@ -76,9 +76,9 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
         content[shared["run"]["datamodule"]] = data
     for key, name_key in ((HPARAMS, HPARAMS_NAME), (DATA_HPARAMS, DATA_HPARAMS_NAME)):
         if shared.get(key):
-            content[key], rest = write_hyperparameters(shared[key], key)
             if name_key in shared:
                 content[name_key] = shared[name_key]
+            content[key], rest = write_hyperparameters(shared[key], key)
             if rest:
                 ours[key] = rest
     if content.get(HPARAMS_NAME) not in (None, "kwargs"):
@@ -153,7 +153,7 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
                 _tracker(seen, seen - lag), _tracker(current, current - lag), is_last_batch=last
             ),
             "epoch_loop.scheduler_progress": pair(
-                _tracker(0, short=True, started=False), _tracker(0, short=True, started=False)
+                *(_tracker(count, short=True, started=False) for count in state.get("schedules", (0, 0)))
             ),
             "epoch_loop.automatic_optimization.state_dict": {},
             "epoch_loop.automatic_optimization.optim_progress": {
@@ -192,6 +192,7 @@ def position(content: Mapping[str, Any]) -> dict[str, Any]:
     within = epochs["processed"] < epochs["ready"] and now["processed"] > 0
     # Lightning counts a batch on which optimizers stepped when validation after it is over.
     uncounted = within and now["ready"] == now["processed"]
+    schedules = fit.get("epoch_loop.scheduler_progress", {})
     return {
         "epoch": epochs["processed"],
         "batch": now["processed"] if within else 0,
@@ -201,6 +202,7 @@ def position(content: Mapping[str, Any]) -> dict[str, Any]:
         "ended": False,
         "logged": fit["epoch_loop.state_dict"]["_batches_that_stepped"] + uncounted,
         "plateau_due": False,
+        "schedules": [schedules.get(which, {}).get("completed", 0) for which in ("total", "current")],
         "stop": False,
         "is_last_batch": bool(batches["is_last_batch"]) if within else False,
         "batches_seen": batches["total"]["processed"],

@@ -17,7 +17,7 @@ import torch
 import drivetrain.trainer
 from drivetrain.callback import Callback
 from drivetrain.declaration import Declaration
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.plugins import precision_among
 from drivetrain.lightning.seed import seed_everything as seed_everything
@@ -117,7 +117,7 @@ class Trainer(drivetrain.trainer.Trainer):
         for name in more:
             if name not in _ELSEWHERE:
                 known = {*given, *_ELSEWHERE}
-                raise ConfigurationError(f"the Trainer has no argument {name!r}: {nearest(name, known)}")
+                raise UnknownArgumentError(f"the Trainer has no argument {name!r}: {nearest(name, known)}")
         if given.pop("model_registry") is not None:
             raise ConfigurationError(
                 f"model_registry={model_registry!r}: nothing is uploaded to a vendor's registry: leave it out and copy"
@@ -132,14 +132,21 @@ class Trainer(drivetrain.trainer.Trainer):
             given["accelerator"] = accelerator.name
         if logger is not None and not isinstance(logger, (bool, Logger)):
             given["logger"] = list(logger)
+        unlogged = barebones or log_every_n_steps == 0
+        if unlogged:
+            given["log_every_n_steps"] = None
         super().__init__(**{**given, **settings, **more})
+        if unlogged:
+            self.log_every_n_steps = 0
+        if self.num_sanity_val_steps == -1:
+            self.num_sanity_val_steps = float("inf")
         # Lightning's are 1.0 where nothing is said, and text where it is a path.
         for kind in ("train", "val", "test", "predict"):
             if getattr(self, f"limit_{kind}_batches") is None:
                 setattr(self, f"limit_{kind}_batches", 1.0)
         self.default_root_dir = os.fspath(self.default_root_dir)  # type: ignore[assignment]
         # Limits are as they were given until a fit begins.
-        self.fast_dev_run = fast_dev_run
+        self.fast_dev_run = True if fast_dev_run == 1 else fast_dev_run
         if not fast_dev_run:
             self.max_epochs, self.min_epochs = max_epochs, min_epochs  # type: ignore[assignment]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import warnings
@@ -12,7 +13,7 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 from lightning_utilities.core.enums import StrEnum as LightningEnum
-from lightning_utilities.core.overrides import is_overridden as is_overridden
+from lightning_utilities.core.overrides import is_overridden as _is_overridden
 from lightning_utilities.core.rank_zero import rank_prefixed_message as rank_prefixed_message
 from lightning_utilities.core.rank_zero import rank_zero_debug as rank_zero_debug
 from lightning_utilities.core.rank_zero import rank_zero_deprecation as rank_zero_deprecation
@@ -23,11 +24,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.attribute_dict import AttributeDict as AttributeDict
+from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
 from drivetrain.combined import CombinedLoader as CombinedLoader
+from drivetrain.data import DataModule
 from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
+from drivetrain.module import TrainModule
 from drivetrain.sharding import batch_size as _batch_size
 
 __all__ = [
@@ -208,3 +212,29 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
 
 
 deep_names.name_below(__name__)
+
+
+def is_overridden(method_name: str, instance: object | None = None, parent: type[object] | None = None) -> bool:
+    """Whether the object has a method of its own in the place of ``parent``'s, by default of the class of this package
+    that it derives from."""
+    if instance is None:
+        return False
+    if parent is None:
+        parent = next((kind for kind in (TrainModule, DataModule, Callback) if isinstance(instance, kind)), None)
+        if parent is None:
+            raise ValueError(f"is_overridden needs the parent class of a {type(instance).__name__}: pass it as parent.")
+    return bool(_is_overridden(method_name, instance, parent))
+
+
+def is_oom_error(exception: BaseException) -> bool:
+    """Whether a device, or this machine, had no memory left."""
+    text = str(exception)
+    told = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
+    return isinstance(exception, torch.OutOfMemoryError) or any(words in text for words in told)
+
+
+def garbage_collection_cuda() -> None:
+    """Collect garbage, and give the memory of GPUs that is held for later back."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

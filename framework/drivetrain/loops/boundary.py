@@ -102,7 +102,7 @@ class Boundary:
         """Whether the metrics of this step are to be written."""
         trainer, step = self.trainer, self.trainer.batches_stepped
         stopping = self.alone and trainer.meanings.moments == "batch" and trainer.should_stop
-        return step != self.logged and (stopping or step % trainer.log_every_n_steps == 0)
+        return step != self.logged and (stopping or trainer.log_falls_on(step))
 
     def keep_log_step(self) -> None:
         """Have metrics written after this step if a log boundary falls on it, whatever else the ranks agreed for."""
@@ -119,7 +119,7 @@ class Boundary:
         return self.alone and (self.trainer.should_stop or signals.pending() is not None)
 
     def _plan(self, step: int, per_step: float) -> None:
-        every = self.trainer.log_every_n_steps
+        every = self.trainer.log_every_n_steps or _UNLOGGED
         following = (step // every + 1) * every
         if per_step > 0 and not self.alone:
             following = min(following, step + max(1, int(_HEARD_WITHIN / per_step)))
@@ -152,6 +152,7 @@ class Boundary:
             del curve[-2::-2]
 
 
+_UNLOGGED = 50  # steps between two boundaries where nothing is logged: ranks agree on their wishes all the same
 _WISHES = {"max_time": 2.0}
 
 

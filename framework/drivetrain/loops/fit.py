@@ -82,6 +82,7 @@ class FitLoop(RunningLoop):
         self.resumed = self.restored = False
         self.cut = False  # training stopped among the batches of an epoch
         self._broken = False
+        self.opened = False  # whether the data are open already, for a trial within another fit
         self.seconds_before = 0.0
         self.clock = perf_counter()
         self.is_last_batch = False
@@ -126,11 +127,13 @@ class FitLoop(RunningLoop):
         source = self.data.source
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self.limits.over() and not (self.limits.unfinished() and self.is_last_batch):
+            if not self.restored:
+                source.open(keep=False)  # which may draw random numbers, as where there is something to train
             return
         self.schedules.start()
         if trainer.meanings.modes == "train":
             self.module.train()
-        if not self.resumed:
+        if not self.resumed and not self.opened:
             # A later call of fit opens anew, in Lightning's natural order.
             source.open(keep=self.epoch == 0 or self.restored)
         if self.validations.in_epoch():
@@ -191,9 +194,12 @@ class FitLoop(RunningLoop):
         resumed, self.resumed = self.resumed, False
         self.data.begin(self.epoch)
         self.forward_only = False
+        if not resumed:
+            self.schedules.stepped_in_epoch = 0
         hooks("on_train_epoch_start")
         self._follow_trainable()
-        windows = Windows(self, self.data.source, self.batch, trainer.accumulate_grad_batches)
+        window = 1 if self.forward_only else trainer.accumulate_grad_batches
+        windows = Windows(self, self.data.source, self.batch, window)
         trainer.restore_random_state()
         self._broken = False
         if resumed and self.batch:  # the checkpoint may be of a moment before any of this
@@ -320,7 +326,8 @@ class FitLoop(RunningLoop):
             hooks.current = None
             self.between_steps = closes and not self._inner
             # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
-            if closes and (optimization.stepped or optimization.counts_each) and not self._inner:
+            counts = optimization.stepped or optimization.counts_each
+            if closes and counts and not self._inner and (micro.last or not self.forward_only):
                 self._count()
                 self.boundary.record(self.global_step, *mean_loss(steps))
             if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate

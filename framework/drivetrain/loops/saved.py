@@ -21,6 +21,7 @@ def state_of(fit: FitLoop) -> dict[str, Any]:
         "ended": fit.ended,
         "logged": boundary.logged,
         "plateau_due": fit.schedules.plateau_due,
+        "schedules": [fit.schedules.stepped, fit.schedules.stepped_in_epoch],
         "stop": boundary.stop and boundary.stop_reason is None,  # a time limit may be another next time
         "is_last_batch": fit.is_last_batch,
         "batches_seen": fit.batches_seen,
@@ -36,6 +37,7 @@ def restore(fit: FitLoop, state: dict[str, Any]) -> None:
     fit.optimization.steps = state.get("optimizer_steps", fit.global_step)
     fit.validations.done, fit.ended, fit.boundary.logged = state["validated"], state["ended"], state["logged"]
     fit.schedules.plateau_due = state["plateau_due"]
+    fit.schedules.stepped, fit.schedules.stepped_in_epoch = state.get("schedules", (0, 0))
     fit.trainer.should_stop = fit.boundary.stop = state["stop"]
     fit.is_last_batch = state["is_last_batch"]
     fit.batches_seen, fit.seconds_before = state["batches_seen"], state["seconds"]

@@ -17,11 +17,13 @@ class Schedules:
 
     Attributes:
         plateau_due: whether a scheduler still has to read a metric after the step that was made last.
+        stepped, stepped_in_epoch: how often schedulers stepped, all together.
     """
 
     def __init__(self, fit: FitLoop) -> None:
         self.fit, self.trainer, self.module = fit, fit.trainer, fit.module
         self.plateau_due = False
+        self.stepped = self.stepped_in_epoch = 0
         self._interval = 0  # what the step made last counts as
         self._watches = False  # whether a scheduler reads a metric after every step
 
@@ -77,3 +79,5 @@ class Schedules:
                 warnings.warn(what, stacklevel=2)
                 return
         self.module.lr_scheduler_step(config.scheduler, metric)
+        self.stepped += 1
+        self.stepped_in_epoch += 1

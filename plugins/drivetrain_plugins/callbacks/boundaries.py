@@ -21,7 +21,7 @@ class LogBoundaries:
     def steps(self, trainer: Trainer) -> int:
         """Steps since the boundary before this one, where the step just made is a boundary; else 0."""
         step = trainer.global_step
-        if step == self._last or step % trainer.log_every_n_steps:
+        if step == self._last or not trainer.log_falls_on(step):
             return 0
         passed, self._last = step - self._last, step
         return passed

@@ -31,6 +31,7 @@ class DeviceStatsMonitor(Callback):
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
         self._cpu_stats = cpu_stats
+        self._evaluated = 0  # batches of the evaluation at hand
 
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
         if stage == "fit" and not trainer.loggers:
@@ -38,8 +39,9 @@ class DeviceStatsMonitor(Callback):
         if self._cpu_stats or (self._cpu_stats is None and trainer.strategy.device.type == "cpu"):
             _cpu()
 
-    def _log(self, trainer: Trainer, hook: str, step: int) -> None:
-        if (step + 1) % trainer.log_every_n_steps:
+    def _log(self, trainer: Trainer, hook: str, step: int, number: int | None = None) -> None:
+        """Log beside ``step`` where that is due: after it, or with batch ``number`` of an evaluation."""
+        if not trainer.log_falls_on(step + 1 if number is None else number):
             return
         device = trainer.strategy.device
         found: dict[str, float] = {}
@@ -59,10 +61,21 @@ class DeviceStatsMonitor(Callback):
     ) -> None:
         self._log(trainer, "on_train_batch_end", trainer.batches_stepped - trainer.between_steps)
 
+    def _log_evaluation(self, trainer: Trainer, hook: str) -> None:
+        step = trainer.batches_stepped - (trainer.stage == "fit")  # the one that validation follows
+        self._log(trainer, hook, max(step, 0), self._evaluated)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._evaluated = 0
+
+    def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._evaluated = 0
+
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._log(trainer, "on_validation_batch_start", trainer.batches_stepped)
+        self._evaluated += 1
+        self._log_evaluation(trainer, "on_validation_batch_start")
 
     def on_validation_batch_end(
         self,
@@ -73,12 +86,13 @@ class DeviceStatsMonitor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._log(trainer, "on_validation_batch_end", trainer.batches_stepped)
+        self._log_evaluation(trainer, "on_validation_batch_end")
 
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._log(trainer, "on_test_batch_start", trainer.batches_stepped)
+        self._evaluated += 1
+        self._log_evaluation(trainer, "on_test_batch_start")
 
     def on_test_batch_end(
         self,
@@ -89,7 +103,7 @@ class DeviceStatsMonitor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._log(trainer, "on_test_batch_end", trainer.batches_stepped)
+        self._log_evaluation(trainer, "on_test_batch_end")
 
 
 def _cpu() -> dict[str, float]:

@@ -72,7 +72,7 @@ class EarlyStopping(Callback):
         if patience < 0:
             raise ConfigurationError(f"EarlyStopping(patience={patience}) is negative: use 0 or more.")
         self.monitor = monitor
-        self.min_delta = abs(min_delta)
+        self.min_delta = abs(min_delta) * (1 if mode == "max" else -1)  # with the sign of an improvement
         self.patience = self._asked = patience
         self.verbose = verbose
         self.mode = mode
@@ -112,17 +112,18 @@ class EarlyStopping(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not self._on_train_epoch_end and not self._skips(trainer):
-            self._check(trainer)
+            self._run_early_stopping_check(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         here = not has_validation(trainer) if self._on_train_epoch_end is None else self._on_train_epoch_end
         if here and not self._skips(trainer):
-            self._check(trainer)
+            self._run_early_stopping_check(trainer)
 
     def _skips(self, trainer: Trainer) -> bool:
         return not self._fitting or trainer.sanity_checking or bool(trainer.fast_dev_run)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _run_early_stopping_check(self, trainer: Trainer) -> None:
+        """Look at the metric now; subclasses that check at another time call it (the name is Lightning's)."""
         metric = trainer.monitored(self.monitor)
         if metric is None:
             error = missing("EarlyStopping", self.monitor, trainer)
@@ -151,7 +152,7 @@ class EarlyStopping(Callback):
         if self.divergence_threshold is not None and improves(self.mode, self.divergence_threshold, current):
             message = f"{name} = {current:.4g} is worse than {self.divergence_threshold}: training diverges."
             return reasons.DIVERGENCE_THRESHOLD, message
-        if improves(self.mode, current, best, self.min_delta):
+        if improves(self.mode, current, best, abs(self.min_delta)):
             self.best_score, self.wait_count = value.detach().clone(), 0
             gain = f" by {abs(best - current):.4g}" if math.isfinite(best) else ""
             return reasons.NOT_STOPPED, f"{name} improved{gain} to {current:.4g}."

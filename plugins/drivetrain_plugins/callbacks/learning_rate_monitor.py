@@ -64,7 +64,7 @@ class LearningRateMonitor(Callback):
         if self.logging_interval == "epoch":
             return
         step, each = trainer.batches_stepped, trainer.meanings.moments == "batch"
-        due = (step + 1) % trainer.log_every_n_steps == 0 or (each and trainer.should_stop)
+        due = trainer.log_falls_on(step + 1) or (each and trainer.should_stop)
         if due and (each or step != self._logged_step):
             self._logged_step = step
             self._log(trainer, "step", step)

@@ -42,7 +42,7 @@ class OnExceptionCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: TrainModule, exception: BaseException) -> None:
         save_on_exception(trainer, self.ckpt_path, exception)
 
-    def teardown(self, trainer: Trainer, pl_module: TrainModule, *rest: Any) -> None:
+    def teardown(self, trainer: Trainer, pl_module: TrainModule, *rest: Any, **named: Any) -> None:
         """Remove what an earlier run left: it was taken up or is not needed, for this run ended in order."""
         if trainer.is_global_zero and os.path.exists(self.ckpt_path):
             checkpoint.remove(self.ckpt_path)

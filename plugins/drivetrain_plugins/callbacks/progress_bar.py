@@ -210,7 +210,7 @@ class RichProgressBar(ProgressBar):
             return
         seconds = time.monotonic() - self._epoch_start
         fields: dict[str, Any] = {"rate": f"{self._done / seconds:.1f} it/s" if seconds > 0 else ""}
-        boundary = trainer.global_step // trainer.log_every_n_steps
+        boundary = trainer.global_step // max(trainer.log_every_n_steps, 1)
         if boundary != self._shown_step:  # metrics are read at log boundaries only: reading may wait for the device
             self._shown_step = boundary
             fields["metrics"] = self._text(trainer)

@@ -89,6 +89,7 @@ class StochasticWeightAveraging(Callback):
         self._latest_update_epoch = -1
         self._momenta: dict[_BatchNorm, float | None] = {}
         self._raised = False  # whether max_epochs has the epoch for BatchNorm in it
+        self._accumulated: int | None = None  # the Trainer's window, while that epoch lasts
 
     @property
     def swa_start(self) -> int:
@@ -149,6 +150,9 @@ class StochasticWeightAveraging(Callback):
             self._transfer(pl_module)
             self._reset_statistics(pl_module)
             trainer.fit_loop.forward_only = True
+            self._accumulated, length = trainer.accumulate_grad_batches, trainer.num_training_batches
+            if length != float("inf"):
+                trainer.accumulate_grad_batches = int(length) + 1  # what a step that looks sees: no window is complete
 
     def _take_over_schedule(self, trainer: Trainer) -> None:
         optimizer = trainer.optimizers[0]
@@ -227,6 +231,8 @@ class StochasticWeightAveraging(Callback):
         for module, momentum in self._momenta.items():
             module.momentum = momentum
         self._momenta = {}
+        if self._accumulated is not None:
+            trainer.accumulate_grad_batches, self._accumulated = self._accumulated, None
         if self._raised:
             trainer.max_epochs -= 1
             self._raised = False

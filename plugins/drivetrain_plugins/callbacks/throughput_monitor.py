@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from drivetrain.callback import Callback
 from drivetrain_plugins.callbacks.throughput import Throughput
 
@@ -93,7 +95,7 @@ class ThroughputMonitor(Callback):
             return
         self._step = step
         self._samples += trainer.last_batch_size
-        if step % trainer.log_every_n_steps == 0 and step != self._logged_step:
+        if trainer.log_falls_on(step) and step != self._logged_step:
             self._logged_step = step
             self._log(trainer, step)
 
@@ -188,12 +190,14 @@ class ThroughputMonitor(Callback):
             lengths=known.lengths,
             flops=getattr(pl_module, "flops_per_batch", None),
         )
-        done = trainer.batches_stepped + (step is None)
-        if whole and done % trainer.log_every_n_steps == 0:
+        if whole and trainer.log_falls_on(known.batches if step is None else trainer.batches_stepped):
             join = known.throughput.separator
             found = {f"{stage}{join}{name}": value for name, value in known.throughput.compute().items()}
+            if trainer.loggers:
+                trainer.logged_metrics.update({name: torch.tensor(float(value)) for name, value in found.items()})
+            beside = {} if step is None else {"epoch": trainer.current_epoch}
             for logger in trainer.loggers:
-                logger.log_metrics(found, step=known.batches if step is None else step)
+                logger.log_metrics(found | beside, step=known.batches if step is None else step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._pause()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+from drivetrain.logger import first_worker_only
 from drivetrain_plugins.loggers import csv, tensorboard
 
 
@@ -20,9 +22,16 @@ class CSVLogger(csv.CSVLogger):
 
 
 class TensorBoardLogger(tensorboard.TensorBoardLogger):
-    """:class:`drivetrain_plugins.loggers.tensorboard.TensorBoardLogger`, by default in ``lightning_logs``."""
+    """:class:`drivetrain_plugins.loggers.tensorboard.TensorBoardLogger`, by default in ``lightning_logs``; its
+    ``hparams.yaml`` stays what was written first."""
 
     def __init__(
         self, save_dir: str | os.PathLike[str], name: str | None = "lightning_logs", *args: Any, **kwargs: Any
     ) -> None:
         super().__init__(save_dir, name, *args, **kwargs)
+
+    @first_worker_only
+    def save(self) -> None:
+        if Path(self.log_dir, "hparams.yaml").exists():
+            self._hparams_written = dict(self.hparams)
+        super().save()

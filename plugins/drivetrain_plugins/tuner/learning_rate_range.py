@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from drivetrain import stage_data
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
 from drivetrain.errors import ConfigurationError
@@ -158,5 +159,5 @@ def range_test(
         trainer.lr_scheduler_configs = [SchedulerConfig(LambdaLR(optimizer, factor), interval="step")]
         trial.train(steps)
     with rng.kept():
-        trainer.open_training_data()  # that of the trial has been read from
+        stage_data.training(trainer).open()  # that of the trial has been read from
     return found

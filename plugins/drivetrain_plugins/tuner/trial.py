@@ -52,6 +52,8 @@ class Trial:
         trainer, strategy = self.trainer, self.trainer.strategy
         self._kept = {name: getattr(trainer, name) for name in _KEPT}
         self._counters = trainer.fit_loop.counters()
+        source = trainer.train_source
+        self._opened = source is not None and source.opened  # the run's data were: what this draws was drawn
         self.optimizers = trainer.fit_loop.optimizers
         with torch.no_grad():
             self._state = deepcopy(strategy.state_dict(self.optimizers))
@@ -77,11 +79,17 @@ class Trial:
         """Train ``steps`` optimizer steps, fewer where ``max_epochs`` end sooner or a callback asks for a stop; returns
         the loop that did."""
         trainer = self.trainer
+        own = source is None
         trainer.train_source = self.source() if source is None else source
         trainer.should_stop, trainer.stop_wish, trainer.loss_curve = False, None, []
         trainer.metrics, trainer.published.by_step = trainer.new_metrics(), None
         loop = trainer.loop = FitLoop(trainer, trainer.train_source, **self._counters)
         loop.use(self.optimizers)
+        if own and self._opened:
+            loop.opened = True
+            if loop.epoch == 0:
+                with rng.kept():
+                    trainer.train_source.open()
         trainer.max_steps = loop.counted_steps + steps
         loop.run()
         return loop

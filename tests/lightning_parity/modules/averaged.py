@@ -9,11 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 _PASS = "the last pass, which renews the statistics of BatchNorm, steps no optimizer and logs its losses undivided"
-DIFFERENCES = {
-    **{f"[01].0.fit.{what}": _PASS for what in ("hooks", "losses", "counted.on_before_optimizer_step")},
-    "table.swa/*": _PASS,
-    "table.share/*": _PASS,
-}
+DIFFERENCES = {f"[01].0.fit.{what}": _PASS for what in ("hooks", "losses", "counted.on_before_optimizer_step")}
 
 
 def project(L: Any) -> Any:
