@@ -24,12 +24,12 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from drivetrain import record
-from drivetrain.cli import search
+from drivetrain.cli import resume, search
 from drivetrain.cli.compose import CONFIG_NAME, VERSION_BASE, composed, probes, session
 from drivetrain.cli.execute import execute
 from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
-from drivetrain.cli.request import Request, check, check_resume, check_writable
+from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, show
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MetricError
 from drivetrain.launch.environment import detect
@@ -142,7 +142,7 @@ def _dispatch(command: Command) -> int:
     folder = Path(config.hydra.run.dir).absolute()
     check_writable(folder)
     if request.job.node_rank == 0:
-        check_resume(request, folder)
+        request = resume.found(request, folder)
     more = [_assign("hydra.run.dir", folder)]
     if request.job.node_rank > 0:
         more.append("hydra.output_subdir=null")  # the run folder is the first node's; here are this node's logs
@@ -186,6 +186,7 @@ def _join(command: Command, joined: Job) -> int:
         folder = Path(config.hydra.run.dir).absolute()
         with _told(others):
             check_writable(folder)
+            request = resume.found(request, folder)
             folder.mkdir(parents=True, exist_ok=True)
         others.tell(folder)
         _hydra(command, [_assign("hydra.run.dir", folder)], request)
@@ -212,7 +213,7 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
         outcome = Outcome(list(HydraConfig.get().overrides.task), folder)
         command.outcomes.append(outcome)
         try:
-            asked = request or check(config)
+            asked = request or resume.found(check(config), folder)
             outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined)
         except Interrupted as error:
             raise _Stop(error) from error

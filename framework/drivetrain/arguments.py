@@ -23,7 +23,7 @@ def _limit(name: str, value: Any) -> None:
     if value is None:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or value < 0 or (isinstance(value, float) and value > 1.0):
+    if not number or not value >= 0 or (isinstance(value, float) and value > 1.0):
         raise ConfigurationError(f"{name}={value!r}: give a number of batches (0 or more) or a fraction (0.0 to 1.0).")
 
 
@@ -81,7 +81,9 @@ def check_arguments(a: dict[str, Any]) -> None:
         interval = 1
     if isinstance(interval, bool) or (
         interval is not None
-        and (not isinstance(interval, (int, float)) or interval <= 0 or (isinstance(interval, float) and interval > 1))
+        and (
+            not isinstance(interval, (int, float)) or not interval > 0 or (isinstance(interval, float) and interval > 1)
+        )
     ):
         raise ConfigurationError(
             f"val_check_interval={interval!r}: give a number of batches (1 or more) or a fraction (0.0 to 1.0)."
@@ -92,7 +94,7 @@ def check_arguments(a: dict[str, Any]) -> None:
             " leave check_val_every_n_epoch at 1."
         )
     clip = a.get("gradient_clip_val")
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or clip < 0):
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
         raise ConfigurationError(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")
     _choice("gradient_clip_algorithm", a.get("gradient_clip_algorithm"), (None, "norm", "value"))
     _choice("batch", a.get("batch", "global"), ("global", "per_process"))

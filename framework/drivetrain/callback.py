@@ -25,6 +25,8 @@ class Callback:
         reads_predictions: whether it reads ``trainer.predict_loop.predictions``, which are kept for it then.
         needs: what it asks of the strategy: names of flags of :class:`~drivetrain.declaration.Support`. Where one is
             false, training is refused before it starts.
+        rebuilds: whether its ``setup``, where it has one, may give the module other layers. A checkpoint is then
+            compared with the module only where it is loaded, and not before workers start.
     """
 
     saves_checkpoints = False
@@ -32,6 +34,7 @@ class Callback:
     rank_zero_only = False
     reads_predictions = False
     needs: tuple[str, ...] = ()
+    rebuilds = True
     _logs_to: TrainModule | None = None  # the module of the stage at hand
 
     def log(self, *args: Any, **options: Any) -> None:

@@ -34,6 +34,20 @@ class MissingCheckpointError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at the path that was given."""
 
 
+class UnusableCheckpoint(CheckpointError, ConfigurationError):
+    """The checkpoint that was asked for is missing, damaged or of another model, and no worker was started for it."""
+
+    exit_code = 2
+
+
+class UnusableMisfit(UnusableCheckpoint, MisfitError):
+    """The same of a checkpoint of another model."""
+
+
+class UnusableMissing(UnusableCheckpoint, MissingCheckpointError):
+    """The same of a checkpoint that is missing."""
+
+
 class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 

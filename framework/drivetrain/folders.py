@@ -1,8 +1,10 @@
-"""Where ``conf/`` and ``recipes/`` lie: inside the package once installed, beside ``framework/`` in a checkout."""
+"""Where ``conf/`` and ``recipes/`` lie: inside the package once installed, beside ``framework/`` in a checkout; and
+whether a run's folder can be written."""
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -33,3 +35,23 @@ def make_importable() -> None:
     for place in (Path.cwd(), *recipes[:1]):
         if str(place) not in sys.path:
             sys.path.append(str(place))
+
+
+def refuse_unwritable(folder: Path, what: str, instead: str) -> None:
+    """Raise :class:`ConfigurationError` where ``folder`` cannot be made or written, without making it.
+
+    Args:
+        what: the folder's name in the sentence.
+        instead: what to choose.
+    """
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigurationError(f"{what} {folder} cannot be made: {place} is a file; choose {instead}")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigurationError(f"{what} {folder} cannot be written: {place}: {reason}; choose {instead}") from error

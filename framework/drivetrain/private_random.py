@@ -38,9 +38,9 @@ class PrivateRandom:
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(self.seed & 0xFFFFFFFF)
             iterator = iter(self.iterable)
-        if self.opening or type(iterator) in _STORED:
-            yield from iterator
-            return
+        return iterator if self.opening or type(iterator) in _STORED else self._drawn(iterator, own)
+
+    def _drawn(self, iterator: Iterator[Any], own: list[Any]) -> Iterator[Any]:
         while True:
             with _swapped(own):
                 try:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.overrides import is_overridden
 
-from drivetrain import stage_data
+from drivetrain import resumption, stage_data
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError
+from drivetrain.folders import refuse_unwritable
 from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
@@ -75,8 +77,24 @@ def check(trainer: Trainer, request: Request) -> None:
     if stage == "fit":
         check_needs(trainer)
     trainer.strategy.check_module(module, plan)
-    if stage == "fit" and request.loaders.get("train") is not None:
-        trainer.strategy.check_data(request.loaders["train"])
+    if stage == "fit":
+        if request.loaders.get("train") is not None:
+            trainer.strategy.check_data(request.loaders["train"])
+        _check_folders(trainer)
+    if trainer.job is None:  # else there are workers already, of which the first looks
+        resumption.before_launch(trainer, request)
+
+
+def _check_folders(trainer: Trainer) -> None:
+    """Where checkpoints will be written while training goes on, as far as that is known."""
+    if trainer.fast_dev_run or trainer.node_rank > 0 or (trainer.job is not None and trainer.job.rank > 0):
+        return
+    for callback in trainer.checkpoint_callbacks:
+        if getattr(callback, "save_top_k", 0) != 0:
+            folder = getattr(callback, "dirpath", None)
+            refuse_unwritable(
+                Path(folder) if folder else trainer.checkpoint_dir, "the folder of checkpoints", "another"
+            )
 
 
 _NEEDS = {

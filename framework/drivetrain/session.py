@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain import snapshot, stage_data, stage_loggers
+from drivetrain import resumption, snapshot, stage_data, stage_loggers
 from drivetrain.batch_limits import as_slice
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
@@ -140,7 +140,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
 
 def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
     """What ``ckpt_path`` means, shown to the module before its optimizers are made: it may rebuild itself after it."""
-    path = snapshot.find(trainer, request.ckpt_path)
+    path = resumption.find(trainer, request.ckpt_path)
     if path is None:
         if request.stage == "fit":
             trainer.ckpt_path = None

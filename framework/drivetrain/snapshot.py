@@ -17,14 +17,8 @@ import torch
 
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
-from drivetrain.checkpoint import rng, single
-from drivetrain.errors import (
-    CheckpointError,
-    ConfigurationError,
-    MisfitError,
-    MissingCheckpointError,
-    TrainingError,
-)
+from drivetrain.checkpoint import rng
+from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
 
@@ -172,46 +166,19 @@ def named(trainer: Trainer, spec: str | Path | None) -> str | Path | None:
     return getattr(trainer.checkpoint_callback, "best_model_path", "") or spec if spec == "best" else spec
 
 
-def find(trainer: Trainer, spec: str | Path | None) -> Path | None:
-    """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
-    if spec is None:
-        return None
-    communicator = trainer.strategy.communicator
-    found: list[Any] = [None, None, False]
-    if communicator.rank == 0:
-        callback = trainer.checkpoint_callback
-        folder = Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir)
-        best = getattr(callback, "best_model_path", "") or None
-        try:
-            given = Path(spec)
-            if given.is_dir() and (given / "checkpoints").is_dir():  # a run's folder
-                spec, folder = "last", given / "checkpoints"
-            elif given.is_dir() and store.ordered(given):  # a folder of checkpoints
-                spec, folder = "last", given
-            if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
-                warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
-                path = None
-            else:
-                path = store.resolve(spec, folder, best)
-            found = [None if path is None else str(path), None, False]
-        except CheckpointError as error:
-            found = [None, str(error), isinstance(error, MissingCheckpointError)]
-    path_text, problem, missing = communicator.all_gather_plain(found)[0]
-    if problem is not None:
-        raise MissingCheckpointError(problem) if missing else CheckpointError(problem)
-    return None if path_text is None else Path(path_text)
-
-
-def _any(folder: Path) -> bool:
-    return folder.is_dir() and any(path.suffix == single.EXTENSION for path in folder.iterdir())
-
-
 def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:
     """The checkpoint as it is stored; ``weights_only=False`` trusts a file that needs more than plain data."""
     communicator = trainer.strategy.communicator
     if path.is_file():
         return snapshot_file.read(path, communicator.rank, communicator.world_size, weights_only)
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
+
+
+def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
+    """What the checkpoint holds, with tensors on the meta device: nothing of their data is read."""
+    if path.is_file():
+        return snapshot_file.outline(path, weights_only)
+    return store.outline(path)
 
 
 def show(trainer: Trainer, loaded: store.Loaded) -> None:
@@ -246,11 +213,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     """Everything that training goes on from; random states are kept back until the batches begin."""
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.loop
     assert fit is not None
-    if "optimizer_states" not in shared:
-        raise CheckpointError(
-            "the checkpoint holds weights only, training cannot go on from it: load it with"
-            f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
-        )
+    check_trains_on(module, shared)
     epoch, most = shared.get("epoch", 0), trainer.max_epochs
     if trainer.meanings.checkpoint == "file" and most not in (None, -1) and epoch > most:
         raise ConfigurationError(
@@ -300,11 +263,23 @@ def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool
     trainer.published.load_state_dict(shown)
 
 
+def check_trains_on(module: TrainModule, shared: Mapping[str, Any]) -> None:
+    """Refuse to go on training from what is kept for evaluation only."""
+    if "optimizer_states" not in shared:
+        raise CheckpointError(
+            "the checkpoint holds weights only, training cannot go on from it: load it with"
+            f" {type(module).__name__}.load_from_checkpoint and fit without ckpt_path."
+        )
+
+
 def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
-    module = trainer.lightning_module
-    if trainer.strategy.holds_part:
-        return
-    weights, own = loaded.shared["state_dict"], module.state_dict()
+    if not trainer.strategy.holds_part:
+        check_names(trainer.lightning_module, loaded.shared["state_dict"])
+
+
+def check_names(module: TrainModule, weights: Mapping[str, Any]) -> None:
+    """Refuse weights of other names or shapes than the module's."""
+    own = module.state_dict()
     for name in [name for name in own if name in weights]:
         theirs, ours = getattr(weights[name], "shape", None), getattr(own[name], "shape", None)
         if theirs != ours:

@@ -79,9 +79,7 @@ def facts(trainer: Trainer) -> dict[str, Any]:
 
 def read(path: Path, rank: int, world_size: int, weights_only: bool | None = None) -> Loaded:
     """The file's dictionary as it is, for the hooks that may change it; :func:`native` says what is made of it."""
-    content = single.read(path, weights_only=weights_only, check=False)
-    if "state_dict" not in content:
-        raise CheckpointError(f"{path} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
+    content = _content(path, weights_only, "cpu")
     ours = content.get(layout.OURS)
     meta: dict[str, Any] = {"layout": "file", "epoch": content.get("epoch"), "global_step": content.get("global_step")}
     own = None
@@ -90,6 +88,18 @@ def read(path: Path, rank: int, world_size: int, weights_only: bool | None = Non
         if ours["world_size"] == world_size:
             own = layout.unpack(ours["own"][rank])
     return Loaded(content, own, meta)
+
+
+def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
+    """The file's dictionary with tensors on the meta device, of which nothing is read."""
+    return _content(path, weights_only, "meta")
+
+
+def _content(path: Path, weights_only: bool | None, device: str) -> dict[str, Any]:
+    content = single.read(path, weights_only=weights_only, map_location=device, check=False)
+    if not isinstance(content.get("state_dict"), dict):
+        raise CheckpointError(f"{path} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
+    return content
 
 
 def native(trainer: Trainer, content: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain import registry
-from drivetrain.cli import worker
+from drivetrain.cli import look, worker
 from drivetrain.cli.compose import composed, session
 from drivetrain.cli.request import Request, check
 from tests.app import fakes
@@ -35,6 +35,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch, strangers: None) -> None:
     """Workers start and end for real, but run :func:`tests.app.fakes.trains`."""
     monkeypatch.setattr(worker, "worker", fakes.trains)
     monkeypatch.setattr(worker, "preload", lambda config: None)
+    monkeypatch.setattr(look, "refuse_module", lambda request, folder: None)
 
 
 @pytest.fixture

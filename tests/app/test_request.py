@@ -48,6 +48,7 @@ BAD = [
     ("backend=nccl accelerator=cpu", ["nccl", "gloo"]),
     ("resume=no/such", ["no/such", "auto"]),
     ("resume=.", ["resume=.", "neither a checkpoint nor a run folder"]),
+    ("resume=file", ["resume=file", "file is not a checkpoint"]),
     ("resume=last", ["resume=last", "no checkpoint in", "hydra.run.dir"]),
     ("model=none", ["model"]),
     ("model._target_=nowhere.Net", ["nowhere", "model._target_"]),

@@ -66,13 +66,21 @@ def test_a_run_goes_on_predicts_and_says_what_it_cannot(tiny: list[str], capfd: 
     assert app.run([*alone, "task=fit", "trainer.max_epochs=1", "hydra.run.dir=part"]) == 0
     assert app.run([*alone, "task=fit", "resume=auto", "hydra.run.dir=part"]) == 0
     assert run_of("part")["global_step"] == 6
-    assert app.run([*alone, "task=predict", "resume=part", "hydra.run.dir=guess"]) == 0
-    saved = torch.load("guess/predictions.pt", weights_only=True)
+    assert app.run([*alone, "task=predict", "resume=best", "hydra.run.dir=part"]) == 0
+    saved = torch.load("part/predictions.pt", weights_only=True)
     assert sum(len(batch) for batch in _tensors(saved)) == 11
     capfd.readouterr()
     assert app.run([*alone, "+model.widht=4", "hydra.run.dir=wrong"]) == 2
     assert "'width'" in capfd.readouterr().err
     assert run_of("wrong")["status"] == "failed"
+    Path("part/run.json").unlink()
+    last = Path("part/checkpoints/last.ckpt").resolve()
+    (last / "state.pt").write_bytes(b"another content")
+    for resume, said in (("best", "does not say which"), (f"'{last}'", "damaged: state.pt has 15 bytes")):
+        assert app.run([*alone, f"resume={resume}", "hydra.run.dir=part"]) == 2
+        told = capfd.readouterr().err
+        assert said in told and told.count("\n") == 1
+        assert not Path("part/run.json").exists()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -102,6 +110,10 @@ def test_parts_by_name_target_and_with_what_is_missing() -> None:
         worker.part({}, "early_stopping", "callbacks")
     with pytest.raises(ConfigurationError, match="cannot be imported"):
         worker.build({"_target_": "tests.app.tiny.Nothing"}, "model")
+    wide = {"_target_": "tests.app.tiny.Tiny", "width": "wide"}
+    with pytest.raises(ConfigurationError, match=r"^model\.width=wide must be a whole number$"):
+        worker._made(wide, "model", {"optimizer": torch.optim.SGD})
+    worker._made({**wide, "width": 2}, "model", {"optimizer": torch.optim.SGD})
 
 
 @pytest.mark.parametrize(

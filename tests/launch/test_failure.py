@@ -65,6 +65,8 @@ def test_deaths_are_named() -> None:
     killed = failure.of_exit_code(0, -signal.SIGKILL, 0.0)
     assert (killed.summary, killed.secondary, killed.exit_code) == ("killed by SIGKILL", False, 137)
     assert failure.of_exit_code(0, -signal.SIGABRT, 0.0).secondary
+    assert "CHECK_COLLECTIVES" in str(failure.of_exit_code(0, -signal.SIGABRT, 0.0).error())
+    assert str(killed.error()) == "rank 0 failed: killed by SIGKILL"
     assert failure.of_exit_code(0, 7, 0.0).summary == "exited with code 7"
 
 

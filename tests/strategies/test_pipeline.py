@@ -12,7 +12,7 @@ import torch
 import torch.distributed.pipelining  # before the workers are forked
 from torch import nn
 
-from drivetrain import Trainer
+from drivetrain import Trainer, handover
 from drivetrain.declaration import Plan, conflicts
 from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
@@ -160,6 +160,11 @@ class Twice(Classifier):
         return self.net(batch[0]).mean() + self.net(batch[0]).sum()
 
 
+class OnceForEach(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return sum(self.net(part).mean() for part in batch[0].split(1))
+
+
 class Never(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.net[0](batch[0]).mean()
@@ -183,15 +188,19 @@ class Unknown(Classifier):
         (Two, 2, "2 children with parameters"),
         (Unknown, 2, "pipeline_stages"),
         (Classifier, 6, "6 stages and net has 5 blocks"),
+        (Twice, 2, r"self\.net\(\.\.\.\) more than once"),
     ],
 )
-def test_modules_that_cannot_be_cut_are_refused_before_launch(make: Any, devices: int, message: str) -> None:
+def test_modules_that_cannot_be_cut_are_refused_before_launch(
+    make: Any, devices: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "in_workers", None)
     with pytest.raises(ConfigurationError, match=message):
         train(make, "pipeline", devices)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"), [(Twice, r"self\.net\(\.\.\.\) more than once"), (Never, r"does not call self\.net")]
+    ("make", "message"), [(OnceForEach, r"self\.net\(\.\.\.\) more than once"), (Never, r"does not call self\.net")]
 )
 def test_steps_that_call_the_network_otherwise_end_before_a_step_is_made(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -26,6 +26,9 @@ from tests.runs import QUIET, Classifier, dataset, loader, train
         ({"devices": 1.5}, "devices=1.5: give a whole number"),
         ({"devices": []}, r"devices=\[\]: at least one worker"),
         ({"num_nodes": 0}, "num_nodes=0"),
+        ({"limit_train_batches": float("nan")}, "limit_train_batches=nan: give a number of batches"),
+        ({"val_check_interval": float("nan")}, "val_check_interval=nan"),
+        ({"gradient_clip_val": float("nan")}, "gradient_clip_val=nan"),
         ({"limit_train_batches": -1}, "limit_train_batches=-1: give a number of batches"),
         ({"limit_val_batches": -0.5}, "limit_val_batches=-0.5"),
         ({"limit_test_batches": 1.5}, "limit_test_batches=1.5"),
@@ -64,6 +67,17 @@ def test_arguments_of_the_trainer(options: dict[str, Any], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drivetrain.handover.in_workers", None)
+    (tmp_path / "file").touch()
+    for folder, said in ((tmp_path / "file", "file is a file"), (Path("/proc/nowhere"), "cannot be written: /proc")):
+        options = {**QUIET, "enable_checkpointing": True, "default_root_dir": folder}
+        with pytest.raises(ConfigurationError, match=f"^the folder of checkpoints {folder}.*{said}"):
+            Trainer(**options, devices=2).fit(Complete(), loader())
+
+
 class Bare(TrainModule):
     def __init__(self) -> None:
         super().__init__()
@@ -92,6 +106,9 @@ class Complete(NoOptimizer):
         (lambda t: t.validate(Bare(), loader()), "Bare has no validation_step"),
         (lambda t: t.test(Bare(), loader()), "Bare has no test_step"),
         (lambda t: t.predict(Bare()), "there is no data to predict with"),
+        (lambda t: t.fit(Complete(), loader(), ckpt_path=3), "ckpt_path=3: give a path"),
+        (lambda t: t.fit(Complete(), loader(), ckpt_path=""), "ckpt_path='': give a path"),
+        (lambda t: t.fit(Complete(), loader(), ckpt_path="x" * 5000), "ckpt_path='x+' cannot be read: file name too"),
         (lambda t: t.test(), "there is no module"),
         (lambda t: t.save_checkpoint("x"), "needs a module"),
     ],

@@ -3,9 +3,9 @@
 from drivetrain.checkpoint.agreement import Communicator, SingleProcess
 from drivetrain.checkpoint.convert import AttributeDict, from_safe, to_safe
 from drivetrain.checkpoint.digest import weights_digest
-from drivetrain.checkpoint.directory import Loaded, load, save
+from drivetrain.checkpoint.directory import Loaded, load, outline, save
 from drivetrain.checkpoint.export import consolidate
-from drivetrain.checkpoint.find import LAST, last, newest, ordered, point_last, remove, resolve
+from drivetrain.checkpoint.find import LAST, Verified, last, newest, ordered, point_last, remove, resolve
 
 __all__ = [
     "LAST",
@@ -13,12 +13,14 @@ __all__ = [
     "Communicator",
     "Loaded",
     "SingleProcess",
+    "Verified",
     "consolidate",
     "from_safe",
     "last",
     "load",
     "newest",
     "ordered",
+    "outline",
     "point_last",
     "remove",
     "resolve",

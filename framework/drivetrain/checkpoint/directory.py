@@ -252,6 +252,19 @@ def _load(
     return Loaded(shared, own, content)
 
 
+def outline(path: str | Path) -> dict[str, Any]:
+    """What all workers share in the checkpoint at ``path``, with tensors on the meta device: their data is not read.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it cannot be read.
+    """
+    folder = replace.locate(Path(path))
+    manifest.read(folder)
+    stored = tensors.outline(folder / tensors.FOLDER)
+    shared: dict[str, Any] = from_safe(_load_plain(folder, STATE), tensor=lambda place: stored[place["name"]])
+    return shared
+
+
 def own_states(path: str | Path) -> list[dict[str, Any]]:
     """What belongs to each worker, in the order of ranks; empty where the checkpoint holds weights only.
 

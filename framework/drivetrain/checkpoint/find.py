@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.checkpoint import manifest, replace, single
@@ -14,13 +15,20 @@ from drivetrain.errors import CheckpointError, MissingCheckpointError, nearest
 LAST = "last.ckpt"
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A checkpoint that :func:`resolve` found before workers started: they need not look for it or check it again."""
+
+    path: Path
+
+
 def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None) -> Path | None:
     """The checkpoint that ``spec`` means, every byte of it checked (``load`` need not verify it again).
 
     Args:
         spec: ``"last"`` (``last.ckpt`` in ``folder`` or where it points, else the newest), ``"auto"`` (the newest, or
             None when there is none), ``"best"`` (``best``), or a path, absolute, relative to the working directory or
-            to ``folder``.
+            to ``folder``: of a checkpoint, or of a run's folder or a folder of checkpoints, of which it means the last.
         folder: where the run keeps its checkpoints.
         best: the best checkpoint, as whoever keeps the scores knows it.
 
@@ -38,7 +46,13 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
             )
         return _checked(_existing(Path(best), folder))
     if spec not in ("auto", "last"):
-        return _checked(_existing(Path(spec), folder))
+        given = Path(spec)
+        if (given / "checkpoints").is_dir():
+            spec, folder = "last", given / "checkpoints"
+        elif given.is_dir() and (single.files(given) or ordered(given)):
+            spec, folder = "last", given
+        else:
+            return _checked(_existing(given, folder))
     candidates = [*single.files(folder), *ordered(folder)]
     if spec == "last":
         named = [path for path in candidates if re.fullmatch(r"last(-v\d+)?", path.stem)]

@@ -125,7 +125,7 @@ def _pointed_at(path: Path) -> str | None:
     if path.is_symlink():
         return os.readlink(path)
     if path.is_file() and path.stat().st_size < 4096 and not single.is_file(path):
-        return path.read_text(encoding="utf-8", errors="replace").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip() or None
     return None
 
 

@@ -29,6 +29,7 @@ from drivetrain.errors import CheckpointError, MissingCheckpointError
 
 EXTENSION = ".ckpt"
 _ZIP, _PICKLE = b"PK", b"\x80"
+_OLD = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"  # torch's number that its format before 1.6 begins with
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{12}\.writing")
 
 # Plain classes of the standard library and numpy's scalars and arrays: making one runs nothing of the file's choosing.
@@ -121,15 +122,21 @@ def verify(path: Path) -> None:
     """Compare every record of the file with its checksum.
 
     Raises:
-        CheckpointError: it is cut short or damaged.
+        CheckpointError: it is cut short or damaged, or torch did not write it.
     """
+    stranger = f"{path} is not a checkpoint: torch did not write it; name a file that a Trainer saved"
     try:
         if not zipfile.is_zipfile(path):
             with open(path, "rb") as stream:
-                if stream.read(2) == _ZIP:
-                    raise CheckpointError(f"the checkpoint {path} is damaged: it was cut short; {ADVICE}")
+                start = stream.read(32)
+            if start.startswith(_ZIP):
+                raise CheckpointError(f"the checkpoint {path} is damaged: it was cut short; {ADVICE}")
+            if _OLD not in start:
+                raise CheckpointError(stranger)
             return  # torch's format before version 1.6 has no checksums
         with zipfile.ZipFile(path) as archive:
+            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+                raise CheckpointError(stranger)
             damaged = archive.testzip()
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: it cannot be read ({error}); {ADVICE}") from error

@@ -201,6 +201,15 @@ def read(folder: Path, targets: Mapping[str, torch.Tensor | None], *, allowed: s
     return state
 
 
+def outline(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors that lie in ``folder`` by name, on the meta device."""
+    return {
+        name: torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
+        for name, stored in _RestrictedReader(folder).read_metadata().state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata)
+    }
+
+
 def is_placeholder(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and value.get(TAG) == TENSOR
 

@@ -42,7 +42,7 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
         recipe=recipe,
         compression=plan.compression,
     )
-    payload = {"config": request.config, "run_folder": str(folder), "record": blank}
+    payload = {"config": request.config, "run_folder": str(folder), "record": blank, "resume_from": request.resume_from}
     began = time.perf_counter()
     first = joined.rank == 0 if joined else request.job.node_rank == 0
     try:
@@ -62,10 +62,12 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
 
 
 def _launch(request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
+    from drivetrain.cli.look import refuse_module
     from drivetrain.cli.worker import preload, start
     from drivetrain.launch import launch
 
     preload(request.config)
+    refuse_module(request, Path(payload["run_folder"]))
     several = request.job.num_nodes > 1
     with _frames_cleared():
         values = launch(

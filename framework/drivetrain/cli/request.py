@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from drivetrain.cli.schema import checked, written
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError, nearest
-from drivetrain.folders import make_importable
+from drivetrain.folders import make_importable, refuse_unwritable
 from drivetrain.launch.job import Job
 
 PART_GROUPS = {"callbacks": "callbacks", "logger": "loggers"}
@@ -35,6 +34,7 @@ class Request:
         plan: what the strategy's declaration accepted.
         workers: processes on this node.
         config: the whole config as plain containers, interpolations resolved.
+        resume_from: the checkpoint that ``job.resume`` means, once it was found whole.
     """
 
     job: JobOptions
@@ -43,6 +43,7 @@ class Request:
     plan: Plan
     workers: int
     config: dict[str, Any]
+    resume_from: str | None = None
 
 
 def check(config: DictConfig, joined: Job | None = None) -> Request:
@@ -106,32 +107,7 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
 
 def check_writable(folder: Path) -> None:
     """Refuse a run folder that cannot be made, without making it."""
-    place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigurationError(f"the run folder {folder} cannot be made: {place} is a file; choose hydra.run.dir")
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            return
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigurationError(
-            f"the run folder {folder} cannot be written: {place}: {reason}; choose another with hydra.run.dir=FOLDER"
-        ) from error
-
-
-def check_resume(request: Request, folder: Path) -> None:
-    """Refuse ``resume=last`` and ``best`` where the run folder has no checkpoints yet."""
-    if request.job.resume not in ("last", "best"):
-        return
-    own = (request.config.get("checkpoint") or {}).get("dir")
-    place = folder / "checkpoints" if own is None else Path(str(own))
-    if not place.is_dir() or not any(place.iterdir()):
-        raise ConfigurationError(
-            f"resume={request.job.resume}: there is no checkpoint in {place}: set hydra.run.dir to the folder of the"
-            " run to go on with, or give a checkpoint"
-        )
+    refuse_unwritable(folder, "the run folder", "another with hydra.run.dir=FOLDER")
 
 
 def _group(values: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -198,7 +174,7 @@ def _checkpoint(group: Any) -> dict[str, Any] | None:
             return None
         registry.entry("callbacks", str(group["name"]))
     if group.get("dir") is not None:
-        check_writable(Path(str(group["dir"])))
+        refuse_unwritable(Path(str(group["dir"])), "checkpoint.dir", "another")
     return group
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
 from typing import Any, TypeVar
 
@@ -74,6 +75,18 @@ def checked(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
     result = OmegaConf.to_object(config)
     assert isinstance(result, schema)
     return result
+
+
+def refuse_texts(factory: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> None:
+    """Raise :class:`ConfigurationError` for a text where ``factory`` says that it takes numbers or switches only."""
+    try:
+        hints = typing.get_type_hints(vars(factory).get("__init__", factory) if inspect.isclass(factory) else factory)
+    except (NameError, AttributeError, TypeError):  # names that exist for a type checker only
+        return
+    for name, value in arguments.items():
+        kinds = set(typing.get_args(hints.get(name))) or {hints.get(name)}
+        if isinstance(value, str) and kinds <= {int, float, bool, type(None)} and name in hints:
+            raise ConfigurationError(f"{where}.{name}={value} must be {_type(hints[name])}")
 
 
 def first_line(error: BaseException) -> str:

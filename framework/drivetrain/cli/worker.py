@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from drivetrain import record, registry
 from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
+from drivetrain.cli.resume import CHECKPOINTS
+from drivetrain.cli.schema import refuse_texts
 from drivetrain.errors import ConfigurationError, Interrupted, nearest
 from drivetrain.folders import make_importable
 from drivetrain.launch.job import Job
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from drivetrain.callback import Callback
     from drivetrain.logger import Logger
     from drivetrain.trainer import Trainer
-
-CHECKPOINTS = "checkpoints"
 
 
 def start(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
         module = _module(config)
         data = _made(config["data"], "data", {}) if config.get("data") else None
         _log_choices(trainer, config)
-        summary = _run(trainer, module, data, config, folder)
+        summary = _run(trainer, module, data, config, folder, _resume(job, payload))
     except BaseException as error:
         if job.rank == 0:
             _leave_trace(folder, payload["record"], trainer, error)
@@ -64,8 +64,10 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     return summary
 
 
-def _run(trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    resume, trained = _resume(config), {}
+def _run(
+    trainer: Trainer, module: Any, data: Any, config: Mapping[str, Any], folder: Path, resume: Any
+) -> dict[str, Any]:
+    trained: dict[str, Any] = {}
     for stage in TASKS[config["task"]]:
         if stage == "fit":
             trainer.fit(module, datamodule=data, ckpt_path=resume)
@@ -102,15 +104,12 @@ def _log_choices(trainer: Trainer, config: Mapping[str, Any]) -> None:
         logger.log_hyperparams(chosen)
 
 
-def _resume(config: Mapping[str, Any]) -> str | None:
-    """``resume`` as ``ckpt_path``, which takes a run folder too; here only one that keeps its checkpoints elsewhere."""
-    resume = config["resume"]
-    if resume is None or not (Path(resume) / record.FILE).is_file() or (Path(resume) / CHECKPOINTS).is_dir():
-        return None if resume is None else str(resume)
-    last = record.read(Path(resume)).get("checkpoints", {}).get("last")
-    if not last:
-        raise ConfigurationError(f"resume={resume}: that run left no checkpoint; name another, or leave resume out")
-    return str(last)
+def _resume(job: Job, payload: Mapping[str, Any]) -> Any:
+    """``resume`` as ``ckpt_path``. Workers that were started again look anew for the last one."""
+    from drivetrain.checkpoint import Verified
+
+    resume, path = payload["config"]["resume"], payload.get("resume_from")
+    return resume if path is None or (resume == "last" and job.attempt) else Verified(Path(path))
 
 
 def _save_predictions(predictions: Any, folder: Path) -> None:
@@ -226,6 +225,7 @@ def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
     made = build({**group, "_partial_": True}, where)
     arguments, what = {**made.keywords, **more}, f"{where}._target_={group['_target_']}"
     _accepts(made.func, arguments, what)
+    refuse_texts(made.func, made.keywords, where)
     return _called(made.func, arguments, what)
 
 

@@ -20,6 +20,10 @@ PEER_GONE = re.compile(
     r"timed out waiting|operation timed out|failed to recv|failed to send|remote process|nccl|gloo|collective",
     re.IGNORECASE,
 )
+ABORTED = (
+    ": the transport ends a process so where ranks bring tensors of other shapes to one collective"
+    " (DRIVETRAIN_CHECK_COLLECTIVES=1 says which)"
+)
 PEER_GONE_TYPES = {"DistError", "DistNetworkError", "DistBackendError", "DistStoreError", "ConnectionError"}
 
 
@@ -54,6 +58,8 @@ class Failure:
         if self.kind == "interrupted":
             return Interrupted(self.exit_code - 128)
         message = f"rank {self.rank} failed: {self.summary}"
+        if self.kind == "death" and self.exit_code == 128 + signal.SIGABRT:
+            message += ABORTED
         if self.kind == "error" and self.traceback:
             message += f"\n{self.traceback.rstrip()}"
         return WorkerError(message, rank=self.rank, cause=self.traceback or self.summary, exit_code=self.exit_code)

@@ -25,6 +25,7 @@ from drivetrain.loops.training_data import TrainingData
 from drivetrain.loops.validation import Validations
 from drivetrain.loops.windows import Window, Windows
 from drivetrain.sharding import BatchSource
+from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
@@ -88,6 +89,7 @@ class FitLoop(RunningLoop):
         self.step_takes_index = takes(self.module.training_step, "batch_idx", 1)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
         self.check_each_loss = trainer.nonfinite == "raise" and self.strategy.device.type == "cpu"
+        self._counts_steps = type(self.strategy).after_step is not Strategy.after_step
         self._inner = False
         self._inner_losses: list[tuple[Any, float]] = []  # of the round: loss and weight of each inner step
         self.optimization = Optimization(self, optimizer_steps)
@@ -348,8 +350,10 @@ class FitLoop(RunningLoop):
 
     def _count(self) -> None:
         self.global_step += 1
-        self.strategy.after_step(self.global_step)
-        self.schedules.after_step()
+        if self._counts_steps:
+            self.strategy.after_step(self.global_step)
+        if self.trainer.lr_scheduler_configs:
+            self.schedules.after_step()
 
     def _within_window(self) -> bool:
         """Validate where that is due among the batches of a window; whether training stops there, its step unmade."""

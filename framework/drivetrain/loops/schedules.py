@@ -31,10 +31,9 @@ class Schedules:
 
     def after_step(self) -> None:
         """Step what counts steps; what watches a metric waits for it."""
-        if self.trainer.lr_scheduler_configs:
-            self._interval = self._steps()
-            self._step("step", self._interval, plateau=False)
-            self.plateau_due = self._watches and bool(self._due("step", self._interval, plateau=True))
+        self._interval = self._steps()
+        self._step("step", self._interval, plateau=False)
+        self.plateau_due = self._watches and bool(self._due("step", self._interval, plateau=True))
 
     def after_metrics(self) -> None:
         """Step what watches a metric of the last step, which is known by now, where that is ``plateau_due``."""

@@ -11,3 +11,4 @@ class Checkpoint(Callback):
 
     saves_checkpoints = True
     monitors = True
+    rebuilds = False

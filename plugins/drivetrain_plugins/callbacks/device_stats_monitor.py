@@ -27,6 +27,7 @@ class DeviceStatsMonitor(Callback):
     """
 
     rank_zero_only = True
+    rebuilds = False
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
         self._cpu_stats = cpu_stats

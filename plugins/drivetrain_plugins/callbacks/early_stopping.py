@@ -52,6 +52,7 @@ class EarlyStopping(Callback):
     """
 
     monitors = True
+    rebuilds = False
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ class ProgressBar(Callback):
     """
 
     rank_zero_only = True
+    rebuilds = False
 
     _trainer: Trainer | None = None
     _enabled = True

@@ -174,8 +174,10 @@ class FullySharded(Strategy):
             self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
-        if plan.world_size > 1 and not module.automatic_optimization:
-            networks_of(module)
+        if plan.world_size > 1 and any(True for _ in module.parameters()):  # else configure_model makes them
+            blocks_of(module, self.options.wrap)
+            if not module.automatic_optimization:
+                networks_of(module)
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)

@@ -26,11 +26,14 @@ from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
-from drivetrain_plugins.strategies.pipeline_capture import Call, Capture
+from drivetrain_plugins.strategies.pipeline_calls import least_calls
+from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called_again, name_of
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
 from drivetrain_plugins.strategies.pipeline_random import stream
 from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
 from drivetrain_plugins.strategies.spread import gather_states
+
+STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
 class Pipeline(Strategy):
@@ -57,8 +60,13 @@ class Pipeline(Strategy):
         return self.options.virtual_stages if self.options.schedule == "interleaved_1f1b" else 1
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
-        if any(True for _ in module.parameters()):  # else configure_model makes the network
-            cut(*find_network(module, self.options.network), self._each * plan.world_size)
+        if not any(True for _ in module.parameters()):  # configure_model makes the network
+            return
+        path, network = find_network(module, self.options.network)
+        cut(path, network, self._each * plan.world_size)
+        for stage in plan.stages:
+            if least_calls(module, STEPS[stage], network) > 1:
+                raise called_again(module, name_of(path))
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         self.module = module

@@ -34,7 +34,7 @@ class Capture:
 
     def __init__(self, module: TrainModule, path: str, network: nn.Module) -> None:
         self.module, self.network = module, network
-        self.name = f"self.{path}" if path else "self"
+        self.name = name_of(path)
 
     def record(self, step: Callable[[Any], Any], batch: Any) -> Call:
         """What ``step(batch)`` calls the network with. Nothing is logged on the way: the last rank does that."""
@@ -68,10 +68,7 @@ class Capture:
             nonlocal calls
             calls += 1
             if calls > 1:
-                raise ConfigurationError(
-                    f"{type(self.module).__name__} calls {self.name}(...) more than once in a step, and a pipeline"
-                    " runs it once: call it once with all samples, or use strategy=ddp."
-                )
+                raise called_again(self.module, self.name)
             return output
 
         with self._forward(answer):
@@ -99,6 +96,18 @@ class Capture:
             yield
         finally:
             del own["log"]
+
+
+def name_of(path: str) -> str:
+    """The network at ``path`` as the module's own methods write it."""
+    return f"self.{path}" if path else "self"
+
+
+def called_again(module: nn.Module, name: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{type(module).__name__} calls {name}(...) more than once in a step, and a pipeline runs it once: call it once"
+        " with all samples, or use strategy=ddp."
+    )
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -1,0 +1,128 @@
+"""Which checkpoint a stage goes on from: looked up and verified before anything starts, or else by the first rank."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_utilities.core.overrides import is_overridden
+
+from drivetrain import checkpoint as store
+from drivetrain import snapshot
+from drivetrain.callback import Callback
+from drivetrain.checkpoint import single
+from drivetrain.errors import (
+    CheckpointError,
+    ConfigurationError,
+    MisfitError,
+    MissingCheckpointError,
+    UnusableCheckpoint,
+    UnusableMisfit,
+    UnusableMissing,
+)
+from drivetrain.module import TrainModule
+
+if TYPE_CHECKING:
+    from drivetrain.request import Request
+    from drivetrain.trainer import Trainer
+
+_REBUILDING = ("setup", "configure_model", "configure_sharded_model", "on_load_checkpoint")
+
+# What projects catch is of the same kind where workers have not started.
+_KINDS = {MisfitError: UnusableMisfit, MissingCheckpointError: UnusableMissing}
+
+
+def before_launch(trainer: Trainer, request: Request) -> None:
+    """Look up what ``request.ckpt_path`` means, read every byte of it once, and compare it with the module.
+
+    Workers take the result's word. What they alone can know is left to them: ``auto``, which starts anew rather than
+    fail, and a folder that ``configure_callbacks`` of the module names.
+
+    Raises:
+        UnusableCheckpoint: there is no such checkpoint, it is damaged, or it is of another model.
+    """
+    spec = request.ckpt_path
+    if spec is None or isinstance(spec, store.Verified) or spec == "auto" or trainer.node_rank > 0:
+        return
+    if not isinstance(spec, str | os.PathLike) or not os.fspath(spec):
+        raise ConfigurationError(f"ckpt_path={spec!r}: give a path, 'last', 'best' or 'auto'.")
+    if spec in ("last", "best") and _named_later(trainer, request.module):
+        return
+    try:
+        path = _look(trainer, os.fspath(spec))
+        if path is None:
+            return
+        if request.weights_only is not False:  # else what is in a file may run code
+            compare(request.module, trainer.callbacks, request.stage, path, request.weights_only)
+    except (CheckpointError, OSError) as error:
+        kind = next((kind for of, kind in _KINDS.items() if isinstance(error, of)), UnusableCheckpoint)
+        raise kind(str(error) if isinstance(error, CheckpointError) else _refused(spec, error)) from error
+    request.ckpt_path = store.Verified(path)
+
+
+def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | None:
+    """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
+    if spec is None:
+        return None
+    communicator = trainer.strategy.communicator
+    found: list[Any] = [None, None, False]
+    if communicator.rank == 0:
+        try:
+            path = _look(trainer, spec)
+            found = [None if path is None else str(path), None, False]
+        except CheckpointError as error:
+            found = [None, str(error), isinstance(error, MissingCheckpointError)]
+    path_text, problem, missing = communicator.all_gather_plain(found)[0]
+    if problem is not None:
+        raise MissingCheckpointError(problem) if missing else CheckpointError(problem)
+    return None if path_text is None else Path(path_text)
+
+
+def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
+    if isinstance(spec, store.Verified):
+        return spec.path
+    callback = trainer.checkpoint_callback
+    folder = Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir)
+    best = getattr(callback, "best_model_path", "") or None
+    if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
+        warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
+        return None
+    return store.resolve(spec, folder, best)
+
+
+def _refused(spec: Any, error: OSError) -> str:
+    return f"ckpt_path={str(spec)[:100]!r} cannot be read: {(error.strerror or str(error)).lower()}; name another"
+
+
+def _any(folder: Path) -> bool:
+    return folder.is_dir() and any(path.suffix == single.EXTENSION for path in folder.iterdir())
+
+
+def _named_later(trainer: Trainer, module: TrainModule) -> bool:
+    """Whether only ``setup`` says where checkpoints lie, or the module brings who keeps them."""
+    if trainer.meanings.checkpoint == "file" and getattr(trainer.checkpoint_callback, "dirpath", None) is None:
+        return True
+    return trainer.checkpoint_callback is None and is_overridden("configure_callbacks", module, TrainModule)
+
+
+def compare(
+    module: TrainModule, callbacks: list[Callback], stage: str, path: Path, weights_only: bool | None = None
+) -> None:
+    """Refuse what is missing in the checkpoint, or other in it than in the module, unless hooks may change either.
+
+    Raises:
+        CheckpointError: they do not fit, or the checkpoint cannot be read.
+    """
+    shared = snapshot.outline(path, weights_only)
+    if any(is_overridden(name, module, TrainModule) for name in _REBUILDING) or any(map(_may_rebuild, callbacks)):
+        return
+    if stage == "fit":
+        snapshot.check_trains_on(module, shared)
+    snapshot.check_names(module, shared["state_dict"])
+
+
+def _may_rebuild(callback: Callback) -> bool:
+    rebuilds = callback.rebuilds and is_overridden("setup", callback, Callback)
+    return rebuilds or any(is_overridden(name, callback, Callback) for name in ("on_load_checkpoint", "before_restore"))
