@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 _REBUILDING = ("setup", "configure_model", "configure_sharded_model", "on_load_checkpoint")
 
-# What projects catch is of the same kind where workers have not started.
-_KINDS = {MisfitError: UnusableMisfit, MissingCheckpointError: UnusableMissing}
-
 
 def before_launch(trainer: Trainer, request: Request) -> None:
     """Look up what ``request.ckpt_path`` means, read every byte of it once, and compare it with the module.
