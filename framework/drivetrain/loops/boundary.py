@@ -44,9 +44,7 @@ class Boundary:
         self.stop = False
         self.signal: int | None = None
         self.stop_reason: str | None = None
-        self._losses: list[Any] = []
-        self._weights: list[float] = []
-        self._steps: list[int] = []
+        self._kept: list[tuple[int, Any, float]] = []  # number, loss and weight of each step since the last boundary
         self._since = perf_counter()
         self._begun = perf_counter()
         self._earlier = 0.0
@@ -66,9 +64,7 @@ class Boundary:
 
     def record(self, step: int, loss: Any, weight: float) -> None:
         """Keep a step's loss: the mean over this rank's micro-batches, of which ``weight`` is the weight."""
-        self._losses.append(loss)
-        self._weights.append(weight)
-        self._steps.append(step)
+        self._kept.append((step, loss, weight))
 
     def agree(self, metrics: Metrics, columns: dict[str, Column] | None = None) -> Exchange:
         """Exchange with all training ranks; every rank comes here at the same step."""
@@ -76,11 +72,11 @@ class Boundary:
         now = perf_counter()
         step = trainer.batches_stepped
         per_step = (now - self._since) / max(1, step - self._last_step)
-        losses = _host(self._losses)
+        losses = _host([loss for _, loss, _ in self._kept])
         self._report_nonfinite(losses)
         wish = _WISHES.get(trainer.stop_wish or "", 1.0 if trainer.should_stop else 0.0)
         flags = (float(signals.pending() or 0), wish, self._earlier + now - self._begun, per_step)
-        series = [(loss * weight, weight) for loss, weight in zip(losses, self._weights, strict=True)]
+        series = [(loss * weight, weight) for loss, (_, _, weight) in zip(losses, self._kept, strict=True)]
         trainer.timing.begin_step(step, per_step)
         exchange = metrics.exchange(columns or {}, flags, series)
         self._keep_curve(exchange.series)
@@ -91,9 +87,7 @@ class Boundary:
             trainer.should_stop = self.stop = True
             self.stop_reason = next((name for name, code in _WISHES.items() if code == max(wishes)), None)
         self.agreed_seconds = max(f[2] for f in exchange.flags)
-        self._losses.clear()
-        self._weights.clear()
-        self._steps.clear()
+        self._kept.clear()
         self._since, self._last_step = perf_counter(), step
         self._plan(step, max(f[3] for f in exchange.flags))
         return exchange
@@ -130,7 +124,7 @@ class Boundary:
         trainer = self.trainer
         if trainer.nonfinite == "skip" or (trainer.nonfinite == "raise" and trainer.fit_loop.check_each_loss):
             return
-        for step, loss in zip(self._steps, losses, strict=True):
+        for (step, _, _), loss in zip(self._kept, losses, strict=True):
             if not math.isfinite(loss):
                 error = nonfinite(loss, step, trainer.global_rank)
                 if trainer.nonfinite == "raise":
@@ -141,9 +135,9 @@ class Boundary:
     def _keep_curve(self, series: list[list[list[float]]]) -> None:
         curve = self.trainer.loss_curve
         if len(series) == 1:
-            curve.extend((step, t / w) for step, (t, w) in zip(self._steps, series[0], strict=True) if w > 0)
+            curve += [(step, t / w) for (step, _, _), (t, w) in zip(self._kept, series[0], strict=True) if w > 0]
             series = []
-        for number, step in enumerate(self._steps if series else ()):
+        for number, (step, _, _) in enumerate(self._kept if series else ()):
             total = sum(rank[number][0] for rank in series)
             weight = sum(rank[number][1] for rank in series)
             if weight > 0:

@@ -25,13 +25,14 @@ class Limits:
 
     def over_in_epoch(self) -> bool:
         """Whether no further window of the epoch begins."""
-        return self._steps_made() or self.stop()
+        return (self.trainer.max_steps != -1 and self._steps_made()) or self.stop()
 
     def stop(self) -> bool:
         """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""
         fit, trainer, boundary = self.fit, self.trainer, self.fit.boundary
-        wished = trainer.should_stop if boundary.alone else boundary.stop
-        return wished and fit.epoch >= (trainer.min_epochs or 0) and fit.counted_steps >= (trainer.min_steps or 0)
+        if not (trainer.should_stop if boundary.alone else boundary.stop):
+            return False
+        return fit.epoch >= (trainer.min_epochs or 0) and fit.counted_steps >= (trainer.min_steps or 0)
 
     def unfinished(self) -> bool:
         """Whether a run was resumed within an epoch, of which at least the end is to be done, also at the limits."""
