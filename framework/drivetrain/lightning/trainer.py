@@ -138,8 +138,6 @@ class Trainer(drivetrain.trainer.Trainer):
         super().__init__(**{**given, **settings, **more})
         if unlogged:
             self.log_every_n_steps = 0
-        if self.num_sanity_val_steps == -1:
-            self.num_sanity_val_steps = float("inf")
         # Lightning's are 1.0 where nothing is said, and text where it is a path.
         for kind in ("train", "val", "test", "predict"):
             if getattr(self, f"limit_{kind}_batches") is None:
