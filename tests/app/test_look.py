@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -15,6 +19,7 @@ from drivetrain import TrainModule, checkpoint
 from drivetrain.cli import look
 from drivetrain.cli.request import Request
 from drivetrain.errors import ConfigurationError
+from tests.patience import GONE, LIMIT
 
 
 class Stacked(TrainModule):
@@ -78,3 +83,30 @@ def test_the_model_is_looked_at_in_a_copy(
     wider = replace(asked("Stacked", "ddp", width=5), resume_from=str(saved))
     assert "does not fit Stacked: net.0.weight has shape (4, 2) in it and (5, 2)" in refusal(wider)
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_copy_ends_with_its_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constructor that takes its time is not left behind where the command is killed meanwhile."""
+    note = tmp_path / "pid"
+
+    def long(*given: Any) -> str:
+        beside = note.with_suffix(".new")
+        beside.write_text(str(os.getpid()))
+        beside.replace(note)
+        time.sleep(LIMIT)
+        return ""
+
+    monkeypatch.setattr(look, "_wrong", long)
+    maker = os.fork()
+    if maker == 0:
+        try:
+            look._in_copy(None, tmp_path, None)  # type: ignore[arg-type]
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + LIMIT
+    while not note.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    copy = psutil.Process(int(note.read_text()))
+    os.kill(maker, signal.SIGKILL)
+    os.waitpid(maker, 0)
+    copy.wait(GONE)  # raises where it is still there

@@ -19,6 +19,7 @@ from drivetrain import registry
 from drivetrain.cli.request import Request
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launch.start_method import why_not_fork
+from drivetrain.launch.worker import bind_to_parent
 
 
 def refuse_module(request: Request, folder: Path) -> None:
@@ -40,9 +41,11 @@ def refuse_module(request: Request, folder: Path) -> None:
 def _in_copy(request: Request, folder: Path, strategy: Any) -> str:
     """What a copy of this process finds wrong; empty for nothing."""
     reads, writes = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
+            bind_to_parent(parent)  # a constructor may take long
             os.close(reads)
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  the workers will say it
             os.dup2(sys.stdout.fileno(), 1)

@@ -81,11 +81,11 @@ def refuse_texts(factory: Callable[..., Any], arguments: Mapping[str, Any], wher
     """Raise :class:`ConfigurationError` for a text where ``factory`` says that it takes numbers or switches only."""
     try:
         hints = typing.get_type_hints(vars(factory).get("__init__", factory) if inspect.isclass(factory) else factory)
-    except (NameError, AttributeError, TypeError):  # names that exist for a type checker only
+    except (NameError, AttributeError, TypeError, SyntaxError):  # made for a type checker only
         return
     for name, value in arguments.items():
-        kinds = set(typing.get_args(hints.get(name))) or {hints.get(name)}
-        if isinstance(value, str) and kinds <= {int, float, bool, type(None)} and name in hints:
+        kinds = _alternatives(hints.get(name, str))
+        if isinstance(value, str) and all(kind in (int, float, bool, type(None)) for kind in kinds):
             raise ConfigurationError(f"{where}.{name}={value} must be {_type(hints[name])}")
 
 
@@ -139,9 +139,15 @@ def _range(bounds: Mapping[str, Any]) -> str:
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 
 
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union; any other annotation alone."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
+
+
 def _type(annotation: Any) -> str:
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_type(part) for part in typing.get_args(annotation)))
+    if len(parts := _alternatives(annotation)) > 1:
+        return " or ".join(dict.fromkeys(map(_type, parts)))
     if annotation in _NAMES:
         return _NAMES[annotation]
     return f"of type {getattr(annotation, '__name__', annotation)}"

@@ -60,7 +60,7 @@ def run(assignment: Assignment) -> bytes:
 
     Pickled here, because torch's queue would move tensors through shared memory, of which a container may have little.
     """
-    _bind_to_parent(assignment.parent)
+    bind_to_parent(assignment.parent)
     if not assignment.parent:
         _leave_forkserver(assignment.processes)
     _await_siblings(assignment)
@@ -123,7 +123,7 @@ def place(job: Job) -> Job:
     )
 
 
-def _bind_to_parent(parent: int) -> None:
+def bind_to_parent(parent: int) -> None:
     """End with the parent whatever ends it, and be the leader of all processes started from here."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
