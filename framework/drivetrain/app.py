@@ -49,14 +49,14 @@ class Command:
     """One invocation.
 
     Attributes:
-        argv: the words after the program's name.
-        args: the same, parsed by Hydra's own parser.
+        options: the words after the program's name that are no overrides.
+        args: all of them, parsed by Hydra's own parser.
         joined: this process's place, when another launcher started it.
         outcomes: how the jobs ended so far.
         error: what ended the only job.
     """
 
-    argv: list[str]
+    options: list[str]
     args: argparse.Namespace
     joined: Job | None = None
     outcomes: list[Outcome] = field(default_factory=list)
@@ -74,7 +74,9 @@ class Command:
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv`` (default: the process's own) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = get_args_parser().parse_args(words)
+    args = get_args_parser().parse_intermixed_args(words)
+    for override in args.overrides:
+        words.remove(override)
     command = Command(words, args)
     try:
         return _dispatch(command)
@@ -230,7 +232,8 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
             raise
 
     main = hydra.main(config_path=None, config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
-    with _command_line([*command.argv, *more]):
+    # Hydra takes overrides that stand together only.
+    with _command_line([*command.overrides, *more, *command.options]):
         main()
     if command.error is not None:
         raise command.error

@@ -75,6 +75,8 @@ def check_arguments(a: dict[str, Any]) -> None:
     for name in ("train", "val", "test", "predict"):
         _limit(f"limit_{name}_batches", a.get(f"limit_{name}_batches"))
     _limit("overfit_batches", a.get("overfit_batches", 0.0))
+    if a.get("max_time") is not None:
+        in_seconds("max_time", a["max_time"], zero=True)
     interval = a.get("val_check_interval")
     if isinstance(interval, (str, timedelta, Mapping)):
         in_seconds("val_check_interval", interval)
@@ -111,8 +113,11 @@ def check_arguments(a: dict[str, Any]) -> None:
         raise ConfigurationError(f"seed={seed!r}: give a whole number from 0 on.")
 
 
-def in_seconds(name: str, value: Any) -> float:
+def in_seconds(name: str, value: Any, zero: bool = False) -> float:
     """A time given as ``"DD:HH:MM:SS"``, a timedelta or its keywords, in seconds.
+
+    Args:
+        zero: whether no time at all is one, too.
 
     Raises:
         ConfigurationError: it is none of these, or not above zero.
@@ -124,9 +129,9 @@ def in_seconds(name: str, value: Any) -> float:
         elif isinstance(value, Mapping):
             value = timedelta(**value)
         total = value.total_seconds()
-    except (ValueError, TypeError, AttributeError):
-        total = 0.0
-    if total <= 0:
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        total = -1.0
+    if total < 0 or (total == 0 and not zero):
         raise ConfigurationError(f"{name}={value!r}: give a time as 'DD:HH:MM:SS', a timedelta or its keywords.")
     return float(total)
 

@@ -18,6 +18,7 @@ BAD = [
     ("strategy=rng", ["strategy", "rng", "ring"]),
     ("recipe=mnits", ["recipe", "mnits", "'mnist'"]),
     ("optimizer=adan", ["optimizer", "adan", "'adam'"]),
+    ("data=null", ["data", "null", "mnist"]),
     ("precision=17", ["precision", "17", "32-true"]),
     ("precision=16-mixd", ["'16-mixed'"]),
     ("sed=3", ["sed", "'seed'"]),
@@ -34,6 +35,8 @@ BAD = [
     ("trainer.limit_train_batches=-1", ["limit_train_batches=-1", "at least 0"]),
     ("trainer.limit_val_batches=1.5", ["limit_val_batches=1.5", "1.0"]),
     ("trainer.accumulate_grad_batches=0", ["accumulate_grad_batches=0", "at least 1"]),
+    ("trainer.max_time=5", ["trainer.max_time='5'", "DD:HH:MM:SS"]),
+    ("trainer.max_time=00:00:00:-5", ["trainer.max_time", "DD:HH:MM:SS"]),
     ("trainer.batch=globl", ["trainer.batch=globl", "'global'"]),
     ("trainer.gradient_clip_val=-1", ["gradient_clip_val", "at least 0"]),
     ("trainer.gradient_clip_val=.nan", ["gradient_clip_val", "nan"]),
@@ -49,6 +52,8 @@ BAD = [
     ("resume=no/such", ["no/such", "auto"]),
     ("resume=.", ["resume=.", "neither a checkpoint nor a run folder"]),
     ("resume=file", ["resume=file", "file is not a checkpoint"]),
+    ("resume=lines", ["resume=lines", "lines is not a checkpoint"]),
+    ("resume=" + "x" * 300, ["resume=xxx", "too long"]),
     ("resume=last", ["resume=last", "no checkpoint in", "hydra.run.dir"]),
     ("model=none", ["model"]),
     ("model._target_=nowhere.Net", ["nowhere", "model._target_"]),
@@ -68,6 +73,7 @@ BAD = [
     ("-m strategy=single,rng", ["rng", "ring"]),
     ("-m seed=1,2 sed=3", ["sed", "'seed'"]),
     ("--config-dir nowhere", ["nowhere"]),
+    ("task=fit --config-dir nowhere seed=1", ["nowhere"]),
     ("--config-path here", ["--config-dir here"]),
 ]
 
@@ -77,6 +83,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     words: str, named: list[str], home: Path, strangers: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "file").touch()
+    (home / "lines").write_text("of\nseveral")
     assert app.run(words.split()) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -84,7 +91,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert said.err.count("\n") == 1
     for word in named:
         assert word in said.err
-    assert [path.name for path in home.iterdir()] == ["file"]
+    assert sorted(path.name for path in home.iterdir()) == ["file", "lines"]
 
 
 def test_defaults(request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_parts_by_name_target_and_with_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("optimizer.lr=fast", "not supported between instances"),
+        ("optimizer.lr=fast", "lr must be a number"),
         ("optimizer.lr=-1", "Invalid learning rate: -1"),
         ("optimizer.nesterov=perhaps", "nesterov must be true or false"),
     ],

@@ -15,7 +15,7 @@ from torch import nn
 from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.callbacks.learning_rate_monitor import LearningRateMonitor
 from drivetrain_plugins.callbacks.throughput_monitor import ThroughputMonitor
-from drivetrain_plugins.callbacks.timer import Timer, parse_duration
+from drivetrain_plugins.callbacks.timer import Timer
 
 
 class Clock:
@@ -38,11 +38,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 # -- Timer --------------------------------------------------------------------------------------------------------
 def test_durations() -> None:
-    assert parse_duration("01:02:03:04") == 93784
-    assert parse_duration({"minutes": 2}) == 120
-    assert parse_duration(timedelta(days=1)) == 86400
-    for wrong in ("1:2:3", "a:b:c:d", {"fortnights": 1}):
-        with pytest.raises(ConfigurationError, match="use 'DD:HH:MM:SS'"):
+    assert Timer("01:02:03:04").time_remaining() == 93784
+    assert Timer({"minutes": 2}).time_remaining() == 120
+    assert Timer(timedelta(days=1)).time_remaining() == 86400
+    assert Timer("00:00:00:00").time_remaining() == 0
+    for wrong in ("1:2:3", "a:b:c:d", "00:00:00:-5", "99999999999:0:0:0", {"fortnights": 1}):
+        with pytest.raises(ConfigurationError, match="duration=.* give a time as 'DD:HH:MM:SS'"):
             Timer(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="use 'step' or 'epoch'"):
         Timer(interval="batch")

@@ -97,6 +97,7 @@ def test_the_page_says_what_is_there(repository: Path) -> None:
         ({"max_epoch": 3}, "did you mean 'max_epochs'"),
         ({"profiler": "sample"}, "there is no profiler"),
         ({"val_check_interval": "1:2"}, "give a time"),
+        ({"max_time": {"seconds": -1}}, "give a time"),
         ({"barebones": True, "profiler": "simple", "logger": None}, "which goes against"),
     ],
 )

@@ -125,7 +125,8 @@ def _pointed_at(path: Path) -> str | None:
     if path.is_symlink():
         return os.readlink(path)
     if path.is_file() and path.stat().st_size < 4096 and not single.is_file(path):
-        return path.read_text(encoding="utf-8", errors="replace").strip() or None
+        name = path.read_text(encoding="utf-8", errors="replace").strip()
+        return name if name.isprintable() and 0 < len(os.fsencode(name)) < 256 else None
     return None
 
 

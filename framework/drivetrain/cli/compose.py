@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from drivetrain.cli import search
 from drivetrain.cli.options import JobOptions
+from drivetrain.cli.schema import written
 from drivetrain.errors import ConfigurationError, nearest
 
 CONFIG_NAME = "config"
@@ -54,12 +55,13 @@ def _known_or_used(config: DictConfig) -> None:
 
 
 def _choices_are_names(overrides: Sequence[str]) -> None:
-    """``precision=7``: Hydra has no sentence for a choice that is a number."""
+    """``precision=7``, ``data=null``: Hydra has no sentence for a choice that is a number, or none."""
     for override in OverridesParser.create(config_loader=loader()).parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
-        if isinstance(value, int | float) and group in loader().list_groups(""):
+        if isinstance(value, int | float | None) and group in loader().list_groups("") and not override.is_delete():
+            name = written(value)
             raise MissingConfigException(
-                f"no {group} {value}", missing_cfg_file=f"{group}/{value}", options=loader().get_group_options(group)
+                f"no {group} {name}", missing_cfg_file=f"{group}/{name}", options=loader().get_group_options(group)
             )
 
 

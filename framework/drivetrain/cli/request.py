@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from drivetrain import registry
+from drivetrain.arguments import in_seconds
 from drivetrain.cli.accelerators import gpu_count
 from drivetrain.cli.options import TASKS, JobOptions, LauncherOptions, TrainerOptions
 from drivetrain.cli.schema import checked, written
@@ -66,6 +67,8 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
             f"node_rank={job.node_rank} must be less than num_nodes={job.num_nodes}: nodes count from 0"
         )
     trainer = checked(TrainerOptions, _group(values, "trainer"), "trainer")
+    if trainer.max_time is not None:
+        in_seconds("trainer.max_time", trainer.max_time, zero=True)
     launcher = checked(LauncherOptions, _group(values, "launcher"), "launcher")
     declaration, options = _strategy(_group(values, "strategy"))
     precision = _precision(_group(values, "precision"))
@@ -205,7 +208,11 @@ def _resume(resume: str | None) -> None:
     if resume in (None, "auto", "last", "best"):
         return
     place, instead = Path(str(resume)), "give a checkpoint, a run folder, or auto, last or best"
-    if not place.exists():
+    try:
+        there = place.exists()
+    except OSError as error:
+        raise ConfigurationError(f"resume={resume}: {(error.strerror or str(error)).lower()}: {instead}") from error
+    if not there:
         raise ConfigurationError(f"resume={resume} does not exist: {instead}")
     signs = ("manifest.json", "run.json", "checkpoints", "*/manifest.json", "*.ckpt")  # the last two: a folder of them
     if place.is_dir() and not any(any(place.glob(sign)) for sign in signs):

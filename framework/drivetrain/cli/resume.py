@@ -35,7 +35,7 @@ def found(request: Request, folder: Path) -> Request:
         path = checkpoint.resolve(spec, place)
         if path is not None:
             snapshot.outline(path)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise ConfigurationError(f"resume={resume}: {error}") from error
     return replace(request, resume_from=None if path is None else str(path.absolute()))
 

@@ -77,16 +77,18 @@ def checked(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return result
 
 
-def refuse_texts(factory: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> None:
-    """Raise :class:`ConfigurationError` for a text where ``factory`` says that it takes numbers or switches only."""
+def check_numbers(factory: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> None:
+    """Raise :class:`ConfigurationError` for a text where ``factory`` says that it takes numbers or switches only, and
+    for a part of a number where it takes whole ones."""
     try:
         hints = typing.get_type_hints(vars(factory).get("__init__", factory) if inspect.isclass(factory) else factory)
     except (NameError, AttributeError, TypeError, SyntaxError):  # made for a type checker only
         return
     for name, value in arguments.items():
-        kinds = _alternatives(hints.get(name, str))
-        if isinstance(value, str) and all(kind in (int, float, bool, type(None)) for kind in kinds):
-            raise ConfigurationError(f"{where}.{name}={value} must be {_type(hints[name])}")
+        kinds = _alternatives(hints.get(name, Any))
+        numbers = all(kind in (int, float, bool, type(None)) for kind in kinds)
+        if numbers and (isinstance(value, str) or (isinstance(value, float) and float not in kinds)):
+            raise ConfigurationError(f"{where}.{name}={written(value)} must be {_type(hints[name])}")
 
 
 def first_line(error: BaseException) -> str:

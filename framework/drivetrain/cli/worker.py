@@ -15,7 +15,7 @@ from drivetrain import record, registry
 from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.cli.resume import CHECKPOINTS
-from drivetrain.cli.schema import refuse_texts
+from drivetrain.cli.schema import check_numbers
 from drivetrain.errors import ConfigurationError, Interrupted, nearest
 from drivetrain.folders import make_importable
 from drivetrain.launch.job import Job
@@ -160,7 +160,7 @@ class _Part(partial[Any]):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            _check_switches(self)
+            _check_kinds(self)
             made = super().__call__(*args, **kwargs)
             if self.where == "scheduler":
                 _try_a_step(made)
@@ -172,12 +172,15 @@ class _Part(partial[Any]):
         return made
 
 
-def _check_switches(part: partial[Any]) -> None:
-    """Any text counts as true, where torch does not look."""
+def _check_kinds(part: partial[Any]) -> None:
+    """Any text counts as true, where torch does not look; and of numbers it says only that texts do not compare."""
     parameters = inspect.signature(part.func).parameters
     for name, value in part.keywords.items():
-        if name in parameters and isinstance(parameters[name].default, bool) and not isinstance(value, bool):
+        usual = parameters[name].default if name in parameters else None
+        if isinstance(usual, bool) and not isinstance(value, bool):
             raise TypeError(f"{name} must be true or false")
+        if type(usual) in (int, float) and (value is None or isinstance(value, str)):
+            raise TypeError(f"{name} must be a number")
 
 
 def _try_its_closure(part: partial[Any]) -> None:
@@ -225,7 +228,7 @@ def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
     made = build({**group, "_partial_": True}, where)
     arguments, what = {**made.keywords, **more}, f"{where}._target_={group['_target_']}"
     _accepts(made.func, arguments, what)
-    refuse_texts(made.func, made.keywords, where)
+    check_numbers(made.func, made.keywords, where)
     return _called(made.func, arguments, what)
 
 

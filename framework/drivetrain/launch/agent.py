@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from drivetrain.errors import Interrupted
+from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.launch import failure
 from drivetrain.launch.nodes import FixedNodes
 from drivetrain.launch.worker import Assignment, run, started
@@ -26,6 +27,7 @@ from drivetrain.launch.worker import Assignment, run, started
 POLL = 0.02  # seconds between two looks at the workers
 ECHO = 2.0  # seconds that the cause may take to report after its echo in another rank
 PRIMARY = 0.2  # seconds that an earlier failure may take to report after a later one
+NO_MORE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)  # files, processes or memory
 TERMINATE = 3.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -123,8 +125,16 @@ class Agent(LocalElasticAgent):
         self.failure, self._seen, self._looked = None, {}, time.time()
         job = replace(self._assignment.job, attempt=self.nodes.attempt)
         worker_group.spec.args = (replace(self._assignment, job=job),)
-        with _without_main(self._start_method):
-            processes = super()._start_workers(worker_group)
+        try:
+            with _without_main(self._start_method):
+                processes = super()._start_workers(worker_group)
+        except OSError as error:
+            if error.errno not in NO_MORE:
+                raise
+            raise ConfigurationError(
+                f"this machine does not start {worker_group.spec.local_world_size} workers"
+                f" ({(error.strerror or str(error)).lower()}): use fewer, or raise the limit (ulimit -n, ulimit -u)"
+            ) from error
         (self._assignment.folder / started(job.attempt)).touch()
         self._stop.groups = [process.pid for process in self._processes().values()]
         return processes

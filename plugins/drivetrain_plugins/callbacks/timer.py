@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.arguments import in_seconds
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
@@ -38,7 +39,7 @@ class Timer(Callback):
     ) -> None:
         if interval not in ("step", "epoch"):
             raise ConfigurationError(f"Timer(interval={interval!r}) is none: use 'step' or 'epoch'.")
-        self._duration = None if duration is None else parse_duration(duration)
+        self._duration = None if duration is None else in_seconds("Timer: duration", duration, zero=True)
         self._by_step = interval == "step" and self._duration is not None
         self._verbose = verbose
         self._started: dict[str, float] = {}
@@ -129,21 +130,6 @@ class Timer(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = float(state_dict["time_elapsed"]["train"])
-
-
-def parse_duration(duration: str | timedelta | dict[str, int]) -> float:
-    """Seconds of ``"DD:HH:MM:SS"``, a ``timedelta`` or its keyword arguments."""
-    try:
-        if isinstance(duration, str):
-            days, hours, minutes, seconds = (int(part) for part in duration.split(":"))
-            duration = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        elif not isinstance(duration, timedelta):
-            duration = timedelta(**duration)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(
-            f"Timer(duration={duration!r}) cannot be read: use 'DD:HH:MM:SS', a timedelta or its keywords."
-        ) from error
-    return duration.total_seconds()
 
 
 def _stage(stage: str) -> str:
