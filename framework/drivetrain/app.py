@@ -31,6 +31,7 @@ from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, show
+from drivetrain.command_line import open_standard_streams
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MetricError
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
@@ -73,6 +74,7 @@ class Command:
 
 def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv`` (default: the process's own) and return its exit code."""
+    open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     args = get_args_parser().parse_intermixed_args(words)
     for override in args.overrides:
@@ -117,7 +119,7 @@ def _dispatch(command: Command) -> int:
         from drivetrain.cli.help import text
 
         name = Path(sys.argv[0]).name
-        script = name.endswith(".py")
+        script = name.endswith(".py") and name != "__main__.py"
         print(
             text(
                 f"python {name}" if script else "drivetrain train",

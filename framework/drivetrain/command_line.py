@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
+from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, nearest
 
 Command = Callable[[Sequence[str]], int | None]
 Commands = Mapping[str, tuple[str, str]]  # by name: "module:function", and what it does
@@ -40,6 +40,14 @@ class Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"{message}: see {self.prog} --help")
 
 
+def positive(text: str) -> int:
+    """A whole number of at least one, as the ``type`` of an argument."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
 def require_writable(path: Path, option: str, *, image: bool = False) -> None:
     """Raise where ``path`` cannot become a file, before the work whose result it is to hold.
 
@@ -61,12 +69,25 @@ def require_writable(path: Path, option: str, *, image: bool = False) -> None:
         raise ConfigurationError(f"{option} {path} may not be written: name another file.")
 
 
+def open_standard_streams() -> None:
+    """Put the null device where this process has no standard input, output or error: else the next file that is opened
+    would be taken for it, by this process and by those that it starts."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115  as long as the process
+
+
 def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Command]) -> int:
     """Run the command named first in ``argv`` (None: of this process) with the rest; returns the exit code.
 
     ``find`` gives the command of a name, or raises. What drivetrain raises on purpose is one sentence on standard
     error. Without a word, and for ``--help``, ``usage`` is printed. Output that nobody reads any more ends it quietly.
     """
+    open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["--help"], ["-h"]):
         print(usage)
@@ -85,6 +106,12 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
         if not _reader_left():
             raise
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        where = "the output" if error.filename is None else error.filename
+        print(f"error: {where} cannot be written: {error.strerror}; free space or choose another", file=sys.stderr)
+        return 1
 
 
 def _reader_left() -> bool:

@@ -198,6 +198,8 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     arguments = parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+    if arguments.only and not arguments.train:
+        raise ConfigurationError("--only chooses what --train trains: give both")
     if arguments.train:
         try:
             return _train(arguments)

@@ -43,7 +43,7 @@ def test_durations() -> None:
     assert Timer(timedelta(days=1)).time_remaining() == 86400
     assert Timer("00:00:00:00").time_remaining() == 0
     for wrong in ("1:2:3", "a:b:c:d", "00:00:00:-5", "99999999999:0:0:0", {"fortnights": 1}):
-        with pytest.raises(ConfigurationError, match="duration=.* give a time as 'DD:HH:MM:SS'"):
+        with pytest.raises(ConfigurationError, match=r"duration=.* give a time as 'DD:HH:MM:SS'"):
             Timer(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="use 'step' or 'epoch'"):
         Timer(interval="batch")

@@ -23,6 +23,9 @@ from drivetrain.errors import ConfigurationError
             ["support", "--jsno=1"],
             "error: python -m drivetrain support has no option '--jsno': did you mean ",
         ),
+        (["bench", "gpt", "--steps", "0"], "error: argument --steps: 0 is less than 1: see "),
+        (["bench", "gpt", "--devices", "1,x"], "error: argument --devices: invalid _list value: '1,x': see "),
+        (["support", "--only", "ddp"], "error: --only chooses what --train trains: give both\n"),
         (["doctor", "now"], "error: drivetrain doctor has no use for 'now': see drivetrain doctor --help\n"),
         (["bench", "comm", "--plot", "a.txt"], "error: --plot a.txt is no image: name a file that ends in "),
         (
@@ -74,3 +77,19 @@ def test_a_broken_pipe_of_the_commands_own_is_an_error() -> None:
 
     with pytest.raises(BrokenPipeError):
         dispatch(["tell"], "", lambda name: breaks)
+
+
+def test_a_command_without_standard_streams_is_given_some() -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for descriptor in (0, 1, 2):
+                os.close(descriptor)
+            sys.stdin = sys.stdout = sys.stderr = None  # type: ignore[assignment]  # as Python starts then
+            code = main(["--help"])
+            print("to nobody", file=sys.stderr, flush=True)
+            opened = os.open(os.devnull, os.O_RDONLY)
+            os._exit(code if opened > 2 and os.get_inheritable(1) and sys.stdin.read() == "" else 3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

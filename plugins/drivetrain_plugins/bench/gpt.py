@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.cli.accelerators import gpu_count
-from drivetrain.command_line import Parser
+from drivetrain.command_line import Parser, positive, require_writable
 from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
 from drivetrain.launch import launch
 from drivetrain.launch.temporary import temporary_folder
@@ -61,18 +61,24 @@ CONTESTS = (
 )
 
 
+def _list(text: str) -> list[int]:
+    return [positive(number) for number in text.split(",")]
+
+
 def parser() -> Parser:
     names = sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
     made = Parser(prog="python -m drivetrain.bench gpt", description=__doc__)
     made.add_argument("--strategies", default=",".join(names), help="names, with commas between (default: all)")
-    made.add_argument("--devices", default="1,2", help="numbers of processes, with commas between (default: 1,2)")
+    made.add_argument(
+        "--devices", type=_list, default="1,2", help="numbers of processes, with commas between (default: 1,2)"
+    )
     made.add_argument("--size", choices=sorted(SIZES), default="tiny", help="model (gpt2: 124 million parameters)")
-    made.add_argument("--steps", type=int, default=20, help="timed optimizer steps of a turn (default: 20)")
-    made.add_argument("--warmup", type=int, default=10, help="steps before them (default: 10)")
-    made.add_argument("--turns", type=int, default=2, help="turns of each side (default: 2)")
+    made.add_argument("--steps", type=positive, default=20, help="timed optimizer steps of a turn (default: 20)")
+    made.add_argument("--warmup", type=positive, default=10, help="steps before them (default: 10)")
+    made.add_argument("--turns", type=positive, default=2, help="turns of each side (default: 2)")
     made.add_argument("--accelerator", choices=("cpu", "cuda", "auto"), default="auto")
     made.add_argument("--compile", action="store_true", help="torch.compile on both sides")
-    made.add_argument("--batch", type=int, default=None, help="sequences of a micro-batch (default: the size's)")
+    made.add_argument("--batch", type=positive, default=None, help="sequences of a micro-batch (default: the size's)")
     made.add_argument("--json", type=Path, default=None, help="also write the results here")
     return made
 
@@ -84,10 +90,12 @@ def main(argv: Sequence[str]) -> int:
     for name in wanted:
         if name not in known:
             raise ConfigurationError(f"--strategies {name}: {nearest(name, known)}")
+    if arguments.json is not None:
+        require_writable(arguments.json, "--json")
     rows: list[dict[str, Any]] = []
     reference: dict[int, list[float]] = {}  # single's losses by the size of the global batch
     print(f"{'strategy':<32} {'N':>2} {'tokens/s':>10} {'by hand':>10} {'ratio':>6} {'loss':>8}  largest difference")
-    for devices in (int(number) for number in arguments.devices.split(",")):
+    for devices in arguments.devices:
         for contest in CONTESTS:
             alone = contest.strategy == "single"
             if contest.strategy.split(" ")[0] not in wanted or devices < contest.least or (alone and devices > 1):
@@ -102,6 +110,7 @@ def main(argv: Sequence[str]) -> int:
             rows.append(row)
             print(_line(row), flush=True)
             if arguments.json is not None:
+                arguments.json.parent.mkdir(parents=True, exist_ok=True)
                 arguments.json.write_text(
                     json.dumps({"arguments": vars(arguments), "rows": rows}, default=str, indent=1)
                 )

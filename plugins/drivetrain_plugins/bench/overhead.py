@@ -8,7 +8,6 @@ training itself is timed (between the hooks ``on_train_start`` and ``on_train_en
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import logging
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
-from drivetrain.command_line import Parser
+from drivetrain.command_line import Parser, positive
 
 Batch = tuple[Tensor, Tensor]
 # Trains on the batches; the CPU seconds that this took, and those of the hand-written loop on the same batches.
@@ -293,13 +292,6 @@ def table(results: Sequence[Result], steps: int, pairs: int) -> str:
         spread = f"({min(r.ratios):.2f} to {max(r.ratios):.2f})"
         lines.append(f"{r.name:16}{r.microseconds:10.1f}{r.loop_microseconds:10.1f}{r.ratio:8.2f}  {spread}")
     return "\n".join(lines)
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
