@@ -76,6 +76,13 @@ def by_keyboard(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, Interrupted) and error.signum == signal.SIGINT)
 
 
+def note_place(error: BaseException, place: str) -> None:
+    """Add to an ``error`` of a project's own code where the run was; the innermost place stays. What drivetrain raises
+    says it itself."""
+    if isinstance(error, Exception) and not isinstance(error, DrivetrainError) and not hasattr(error, "__notes__"):
+        error.add_note(place)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A half-sentence that suggests the known name nearest to ``name``, or lists all that are known."""
     names = sorted(known)

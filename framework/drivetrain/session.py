@@ -20,7 +20,7 @@ from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, EndStage, Interrupted, by_keyboard
+from drivetrain.errors import ConfigurationError, EndStage, Interrupted, TrainingError, by_keyboard, note_place
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
@@ -48,7 +48,14 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             with profiled(trainer):
                 return _stage(trainer, request)
         except BaseException as error:
+            if trainer.hooks is not None and trainer.hooks.current:
+                note_place(error, f"in {trainer.hooks.current}, step {trainer.global_step}")
             _fail(trainer, request, error)
+            if isinstance(error, SystemExit) and error.code in (None, 0) and trainer.job is not None:
+                raise TrainingError(
+                    f"rank {job.rank} left {request.stage} by sys.exit(), which the others would wait for: set"
+                    " trainer.should_stop = True to end training in order."
+                ) from error
             raise
         finally:
             phase.current.name = phase.SETUP

@@ -30,12 +30,20 @@ def leave() -> None:
     sys.exit(7)
 
 
+def leave_in_order() -> None:
+    sys.exit(0)
+
+
+def vanish() -> None:
+    os._exit(0)
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 WAYS: list[tuple[Callable[[], None], str]] = [
-    (error, "rank 1 failed: ValueError: as it must\nTraceback"),
+    (error, "rank 1 failed: ValueError: as it must"),
     (leave, "rank 1 failed: exited with code 7"),
     (die, "rank 1 failed: killed by SIGKILL"),
 ]
@@ -102,6 +110,16 @@ def fails(folder: Path, strategy: str, moment: str, way: Callable[[], None], mes
         )
     assert time.monotonic() - began < SOON
     assert str(caught.value).startswith(message)
+    if way is error:
+        place = {
+            "training_step": "Fails.training_step, batch 2 of epoch 0, step 3",
+            "validation_step": "Fails.validation_step, batch 0",
+            "setup": "",
+            "on_train_batch_end": "on_train_batch_end, step 1",
+            "on_train_epoch_end": "on_train_epoch_end, step 7",
+        }
+        place_told = f" (in {place[moment]})" if place[moment] else ""
+        assert str(caught.value).startswith(f"{message}{place_told}\nTraceback")
     assert caught.value.rank == 1
 
 
@@ -118,6 +136,21 @@ def test_a_rank_raises(strategy: str, moment: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["training_step", "validation_step"])
 def test_a_rank_is_gone(moment: str, way: Callable[[], None], message: str, tmp_path: Path) -> None:
     fails(tmp_path, "ring" if moment == "training_step" else "ddp", moment, way, message)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        (
+            leave_in_order,
+            "rank 1 failed: TrainingError: rank 1 left fit by sys.exit(), which the others would wait for",
+        ),
+        (vanish, "rank 1 failed: exited with code 0 before its work was done"),
+    ],
+)
+def test_a_rank_leaves_with_a_good_word(way: Callable[[], None], message: str, tmp_path: Path) -> None:
+    """Nothing of it looks like a failure, and yet the others would wait for it."""
+    fails(tmp_path, "ddp", "training_step", way, message)
 
 
 @pytest.mark.parametrize("moment", ["training_step", "setup"])

@@ -15,6 +15,7 @@ from drivetrain import record
 from drivetrain.cli.joined import logged
 from drivetrain.cli.request import Request
 from drivetrain.errors import DrivetrainError, Interrupted, WorkerError
+from drivetrain.launch.failure import in_a_line
 from drivetrain.launch.job import Job
 
 LOGS = "logs"
@@ -118,8 +119,7 @@ def _join(joined: Job, request: Request, payload: dict[str, Any]) -> Mapping[str
                 raise
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                summary = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise WorkerError(f"rank {job.rank} failed: {summary}", rank=job.rank) from error
+                raise WorkerError(f"rank {job.rank} failed: {in_a_line(error)}", rank=job.rank) from error
     finally:
         set_current_job(None)
 

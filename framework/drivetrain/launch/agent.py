@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
@@ -149,6 +149,8 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.is_failed() and self.failure is None:  # one ended between the two looks
             self._settle()
+        if self.failure is not None and not result.is_failed():  # one left with a good word, its work undone
+            return RunResult(state=WorkerState.FAILED)
         return result
 
     def release(self) -> None:
@@ -169,11 +171,11 @@ class Agent(LocalElasticAgent):
         return {worker.global_rank: context.processes[worker.local_rank] for worker in self._worker_group.workers}
 
     def _failures(self) -> list[failure.Failure]:
-        """Every worker that has ended and not well, with the moment at which it did."""
+        """Every worker that has ended and not well, or before its work was done, with the moment at which it did."""
         found = []
         for rank, process in self._processes().items():
             code = process.exitcode
-            if code in (None, 0):
+            if code is None or (code == 0 and self._is_done(rank)):
                 continue
             # Without a report it ended since the last look: the earliest moment counts, for echoes follow it.
             seen = self._seen.setdefault(rank, self._looked)
@@ -212,7 +214,11 @@ class Agent(LocalElasticAgent):
 
     def _is_over(self, rank: int, process: Any) -> bool:
         """Ended, or has done all its work: it only waits for the agent to take its value."""
-        return process.exitcode is not None or (self._assignment.folder / f"finished_{rank}").exists()
+        return process.exitcode is not None or self._is_done(rank)
+
+    def _is_done(self, rank: int) -> bool:
+        """Whether the worker has done all its work."""
+        return (self._assignment.folder / f"finished_{rank}").exists()
 
     def _terminate(self) -> None:
         """SIGTERM to those that are left, SIGKILL after a short grace; at once where a signal has had its own grace.

@@ -77,9 +77,7 @@ class Failure:
 def of_exception(rank: int, error: BaseException) -> Failure:
     """The failure of a worker whose target raised ``error``."""
     now = time.time()
-    # The last line alone: an exception's own text may have several.
-    name, text = type(error).__name__, str(error)
-    summary = f"{name}: {text}".splitlines()[0] if text else name
+    text, summary = str(error), in_a_line(error)
     trace = "".join(traceback.format_exception(error))
     secondary = any(_peer_gone(one) for one in _chain(error))
     if isinstance(error, SystemExit):
@@ -97,6 +95,12 @@ def of_exception(rank: int, error: BaseException) -> Failure:
     return Failure(rank, now, summary, text, trace, secondary=secondary)
 
 
+def in_a_line(error: BaseException) -> str:
+    """The kind of ``error``, the first line of its text, and where it was raised if that was noted."""
+    name, text, notes = type(error).__name__, str(error), getattr(error, "__notes__", ())
+    return " ".join([f"{name}: {text}".splitlines()[0] if text else name, *(f"({note})" for note in notes[:1])])
+
+
 def of_exit_code(rank: int, code: int, when: float) -> Failure:
     """The failure of a worker that ended without a word: ``code`` is negative for a signal, as in ``Process``."""
     if code >= 0:
@@ -109,7 +113,7 @@ def of_exit_code(rank: int, code: int, when: float) -> Failure:
 def way_of_ending(code: int) -> str:
     """What a process did that ended with ``code``, as in ``Process.exitcode``."""
     if code >= 0:
-        return f"exited with code {code}"
+        return f"exited with code {code}" + ("" if code else " before its work was done")
     try:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.comm import phase
+from drivetrain.errors import note_place
 from drivetrain.launch import signals
 from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Entry, Exchange, Metrics
@@ -143,6 +144,10 @@ class EvaluateLoop:
                 former, hooks.current = hooks.current, f"{stage}_step"
                 try:
                     return step(*arguments(micro, batch))
+                except Exception as error:
+                    module = type(trainer.lightning_module).__name__
+                    note_place(error, f"in {module}.{stage}_step, batch {micro.index}")
+                    raise
                 finally:
                     hooks.current = former
 

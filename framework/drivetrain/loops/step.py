@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.comm import phase
-from drivetrain.errors import TrainingError
+from drivetrain.errors import TrainingError, note_place
 from drivetrain.loops.boundary import nonfinite
 
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ class MicroStep:
         module = fit.module
         try:
             output = module.training_step(batch, self.index) if fit.step_takes_index else module.training_step(batch)
+        except Exception as error:
+            epoch, step = fit.epoch, fit.global_step + 1
+            note_place(
+                error, f"in {type(module).__name__}.training_step, batch {self.index} of epoch {epoch}, step {step}"
+            )
+            raise
         finally:  # a strategy may abandon the step on the way
             hooks.current = former
             metrics.fraction = 1.0
