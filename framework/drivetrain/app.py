@@ -33,6 +33,7 @@ from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, show
 from drivetrain.command_line import open_standard_streams
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MetricError
+from drivetrain.folders import refuse_in_use
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
 
@@ -146,6 +147,7 @@ def _dispatch(command: Command) -> int:
     folder = Path(config.hydra.run.dir).absolute()
     check_writable(folder)
     if request.job.node_rank == 0:
+        refuse_in_use(folder)
         request = resume.found(request, folder)
     more = [_assign("hydra.run.dir", folder)]
     if request.job.node_rank > 0:
@@ -190,6 +192,7 @@ def _join(command: Command, joined: Job) -> int:
         folder = Path(config.hydra.run.dir).absolute()
         with _told(others):
             check_writable(folder)
+            refuse_in_use(folder)
             request = resume.found(request, folder)
             folder.mkdir(parents=True, exist_ok=True)
         others.tell(folder)

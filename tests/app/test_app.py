@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 import yaml
 
 from drivetrain import app
+from drivetrain.folders import held
 from tests import distributed
-from tests.patience import SOON
+from tests.patience import LIMIT, SOON
 from tests.ports import free_port
 
 pytestmark = pytest.mark.usefixtures("no_training")
@@ -39,6 +41,25 @@ def test_a_run_is_one_folder_with_its_record(home: Path, capfd: pytest.CaptureFi
     assert set(run) >= {"throughput", "seconds", "communication", "checkpoints", "versions", "weights_digest"}
     out = capfd.readouterr().out
     assert "val/loss" in out and "outputs/" in out
+
+
+def test_two_runs_in_one_folder_are_refused(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever is forked while a run holds its folder has no part in that: what is left of it keeps nobody out."""
+    words = ["strategy=mine", "devices=1", "hydra.run.dir=here"]
+    (home / "here").mkdir()
+    with held(Path("here")):
+        child = os.fork()
+        if child == 0:
+            time.sleep(LIMIT)
+            os._exit(0)
+        assert app.run(words) == 2
+        assert app.run(["-m", *words[:2], "hydra.sweep.dir=.", "hydra.sweep.subdir=here"]) == 1
+        assert not (home / "here" / "run.json").exists()
+    said = capfd.readouterr().err
+    assert said.startswith("error: another run is at work in ")
+    assert app.run(words) == 0
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 def test_a_failing_worker_is_named_first_and_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from drivetrain import record
 from drivetrain.cli.joined import logged
 from drivetrain.cli.request import Request
 from drivetrain.errors import DrivetrainError, Interrupted, WorkerError
+from drivetrain.folders import held
 from drivetrain.launch.failure import in_a_line
 from drivetrain.launch.job import Job
 
@@ -43,9 +44,14 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
         recipe=recipe,
         compression=plan.compression,
     )
+    first = joined.rank == 0 if joined else request.job.node_rank == 0
+    with held(folder) if first else nullcontext():
+        return _execute(request, folder, blank, joined, first)
+
+
+def _execute(request: Request, folder: Path, blank: dict[str, Any], joined: Job | None, first: bool) -> dict[str, Any]:
     payload = {"config": request.config, "run_folder": str(folder), "record": blank, "resume_from": request.resume_from}
     began = time.perf_counter()
-    first = joined.rank == 0 if joined else request.job.node_rank == 0
     try:
         summary = _join(joined, request, payload) if joined else _launch(request, payload)
     except Interrupted as error:
