@@ -46,7 +46,7 @@ class Client:
         self.rank, self.timeout = rank, timeout
         self.ranks = list(ranks) if ranks is not None else list(range(len(addresses)))
         self.bytes_sent = self.messages = 0
-        self.windows: list[Window | None] = [None] * len(addresses)  # memory shared with the servers
+        self.windows: Sequence[Window | None] = [None] * len(addresses)  # memory shared with the servers
         self.context = zmq.Context()
         self.sockets: list[Any] = []
         self.departures: list[Departures] = []

@@ -101,21 +101,21 @@ class ParameterServer(Strategy):
             Layout.of({key: piece.of(tensors[piece.name]) for key, piece in share.items()}) for share in self.held
         ]
         near = self.job.num_nodes == 1 and not self.encrypts
-        self.window, self.windows = share_memory(self.job, self.roles, self.stages, layouts, near)
+        self.window, windows = share_memory(self.job, self.roles, self.stages, layouts, near)
         if self.listener is not None:
             self._start(self._server(optimizers[0]))
         if self.trains:
-            self._begin(layouts)
+            self._begin(layouts, windows)
         return optimizers
 
-    def _begin(self, layouts: Sequence[Layout]) -> None:
+    def _begin(self, layouts: Sequence[Layout], windows: Sequence[Window | None]) -> None:
         """Hold the servers' weights for the first time."""
         assert self.client is not None
         sync = self.options.mode == "sync"
         looks = self.job.rank == 0 or not sync  # in ``sync`` the first worker does for all
-        self.copies = Copies(self.job.rank, self.parameters, self.held, layouts, self.windows, looks, at_rest=sync)
-        self.client.windows = list(self.windows)
-        shares = [window is not None for window in self.windows]
+        self.copies = Copies(self.job.rank, self.parameters, self.held, layouts, windows, looks, at_rest=sync)
+        self.windows = self.client.windows = windows
+        shares = [window is not None for window in windows]
         self._take(self._ask(lambda number: Message("pull", {"clock": 0, "shares": shares[number]}), "weights"))
         self.clock = 0
 
@@ -379,7 +379,7 @@ class ParameterServer(Strategy):
             self.client.goodbye()
         if self.thread is not None:
             self.thread.join(timeout if timeout is not None else self.job.timeout)
-        self._unshare()
+        self._unshare(at_rest=goodbye or self.job.world_size == 1)
         traffic = self.traffic()
         self.sent = (traffic["bytes_sent"], traffic["messages"])
         for end in (self.client, self.listener):
@@ -387,8 +387,11 @@ class ParameterServer(Strategy):
                 end.close()
         self.client = self.listener = self.server = self.thread = None
 
-    def _unshare(self) -> None:
-        if self.trains and self.windows:
+    def _unshare(self, at_rest: bool) -> None:
+        """Where something failed a GPU may wait for ever for another rank: the memory then goes with the process."""
+        if not at_rest:
+            return
+        if self.windows:
             self.copies.close()
         for window in (self.window, *self.windows):
             if window is not None:
