@@ -1,7 +1,8 @@
 """A parameter server (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014).
 
 Some ranks hold the parameters and their optimizer and never see a batch; the others compute gradients, push them and
-pull weights. ``sync`` is exact; ``async`` lets every worker go at its own pace.
+pull weights. ``sync`` is exact; ``async`` lets every worker go at its own pace. On one host the numbers lie in memory
+that all share, and messages only say so; a server steps on the device of its rank.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from drivetrain.errors import ConfigurationError, Interrupted, TrainingError
 from drivetrain.launch import Job, signals
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.parameter_server import staleness, states
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.copies import Copies
 from drivetrain_plugins.parameter_server.endpoint import Listener
 from drivetrain_plugins.parameter_server.groups import plain_groups
 from drivetrain_plugins.parameter_server.layout import Layout
 from drivetrain_plugins.parameter_server.meeting import Roles, meet, share_memory
-from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide, joined
+from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide
 from drivetrain_plugins.parameter_server.server import Server
 from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.window import Window
@@ -72,6 +74,7 @@ class ParameterServer(Strategy):
         self._average_buffers = self.fits and self.data.size > 1
         names = set(parameter_names(module).values())
         self.parameters = {name: p for name, p in module.named_parameters() if name in names}
+        self.shapes = {name: p.shape for name, p in self.parameters.items()}
         self.stages += 1
         encrypt = self.options.encrypt
         self.encrypts = self.job.num_nodes > 1 if encrypt is None else encrypt
@@ -122,11 +125,8 @@ class ParameterServer(Strategy):
     def _server(self, optimizer: Optimizer) -> Server:
         """The server here: a copy of the user's optimizer, over copies of the parameters that it holds."""
         assert self.listener is not None
-        share = self.held[self.roles.index]
-        own, found = share_of(optimizer, parameter_names(self.module), share.values())
-        for key in share.keys() - found.keys():  # parameters that no optimizer steps are given out as they are
-            value = share[key].of(self.parameters[share[key].name].detach()).clone()
-            found[key] = torch.nn.Parameter(value, requires_grad=False)
+        tensors = {name: p.detach() for name, p in self.parameters.items()}
+        own, found = share_of(optimizer, parameter_names(self.module), self.held[self.roles.index].values(), tensors)
         options = self.options
         workers, window = self.roles.workers, self.window
         return Server(self.listener, found, own, workers, options.mode, options.max_staleness, self.zero_copy, window)
@@ -298,12 +298,8 @@ class ParameterServer(Strategy):
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
         packed = [named_state(self.module, optimizer) for optimizer in optimizers]
         if packed:
-            states: dict[Piece, dict[str, Any]] = {}
-            for held, answer in zip(self.held, self._ask(lambda number: Message("state"), "state"), strict=True):
-                tensors = iter(answer.tensors)
-                for name, key, value in answer.fields["entries"]:
-                    states.setdefault(held[name], {})[key] = next(tensors) if value is None else value[0]
-            packed[0]["state"] = joined(states, {name: p.shape for name, p in self.parameters.items()})
+            answers = self._ask(lambda number: Message("state"), "state")
+            packed[0]["state"] = states.whole(answers, self.held, self.shapes)
         return {"module": self.module.state_dict(), "optimizers": packed, "precision": self.precision.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
@@ -315,18 +311,7 @@ class ParameterServer(Strategy):
         if self.server is not None and self.fits:
             share = self.held[self.roles.index]
             weights = {key: piece.of(self.parameters[piece.name].detach()) for key, piece in share.items()}
-            known = saved[0]["state"] if saved else None
-            shapes = {name: p.shape for name, p in self.parameters.items()}
-            self.server.load(
-                weights,
-                None
-                if known is None
-                else {
-                    key: piece.of_state(known[piece.name], shapes[piece.name])
-                    for key, piece in share.items()
-                    if piece.name in known
-                },
-            )
+            self.server.load(weights, states.part(saved[0]["state"], share, self.shapes) if saved else None)
         if self.trains and self.fits:
             self.copies.remember()
         if self.options.embedded and self.fits:
@@ -340,24 +325,11 @@ class ParameterServer(Strategy):
 
     def traffic(self) -> dict[str, Any]:
         sent, messages = self.sent
+        stale = staleness.summary(self.staleness) if self.options.mode == "async" and self.staleness else {}
         for end in (self.client, self.server):
             if end is not None:
                 sent, messages = sent + end.bytes_sent, messages + end.messages
-        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages, **self._staleness()}
-
-    def _staleness(self) -> dict[str, Any]:
-        """Of all workers' pushes, over all servers: optimizer steps between the weights that a gradient was computed
-        with and those it was applied to."""
-        if self.options.mode != "async" or not self.staleness:
-            return {}
-        pushes, total = (sum(one[i] for one in self.staleness) for i in (0, 1))
-        largest = max(one[2] for one in self.staleness)
-        # Every push has a part for each server.
-        return {
-            "pushes": pushes // len(self.roles.servers),
-            "staleness_mean": total / pushes if pushes else 0.0,
-            "staleness_max": largest,
-        }
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages, **stale}
 
     def finish(self) -> None:
         """What the servers end with is what the caller's module gets; after this they are gone."""
