@@ -56,7 +56,7 @@ CONTESTS = (
     Contest("zero stage=3", "zero", 3),
     Contest("tensor_parallel", "tensor_parallel", replicas=False),
     Contest("pipeline", "pipeline", replicas=False),
-    Contest("parameter_server embedded=true", "ddp"),
+    Contest("parameter_server embedded=true", "parameter_server"),
     Contest("local_sgd period=8", "local_sgd", 8),
 )
 
