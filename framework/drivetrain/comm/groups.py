@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from drivetrain.comm.arguments import is_whole_list
@@ -29,9 +30,10 @@ class ByHost(NamedTuple):
 
 
 # How many thread blocks NCCL gives an operation of a group that is made for rings. A reduce-scatter and an all-gather
-# move what one all-reduce does, but begin and end twice: with NCCL's own number (24 on eight-way NVLink) they take 1.2
-# times as long, with this one as long. ``python -m drivetrain.bench comm --device cuda --thread-blocks 0,32,64`` shows
-# what each number takes here.
+# move what one all-reduce does, but begin and end twice: with NCCL's own number (24 between two GPUs on NVLink) they
+# take 1.2 times as long, with this one about as long from 256 MB up. Its price is memory, 1.2 GB for such a group there
+# instead of 0.5 GB. ``python -m drivetrain.bench comm --device cuda --thread-blocks 0,32,64`` shows what each number
+# takes here.
 THREAD_BLOCKS = 64
 
 
@@ -61,8 +63,16 @@ def _tuned(comm: Communicator, thread_blocks: int) -> dict[str, Any]:
     """What asks torch for a group whose operations take so many thread blocks; nothing where NCCL does not carry it."""
     if not thread_blocks or comm.group is None or dist.get_backend(comm.group) != "nccl":
         return {}
+    # What computes meanwhile keeps half of the device; and where GPUs reach each other through the host, whose links
+    # are slower than a few blocks, NCCL's own choice is kept.
+    small = torch.cuda.get_device_properties(comm.device).multi_processor_count < 2 * thread_blocks
+    others = [number for number in range(torch.cuda.device_count()) if number != comm.device.index]
+    if small or not all(torch.cuda.can_device_access_peer(comm.device, other) for other in others):
+        return {}
     options = dist.ProcessGroupNCCL.Options()
     options.config.min_ctas = options.config.max_ctas = thread_blocks
+    if comm.timeout is not None:
+        options._timeout = comm.timeout  # torch warns where it is another than the group's
     return {"pg_options": options}
 
 

@@ -254,6 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     segments = arguments.segments or ("2,4,8" if arguments.device == "cuda" else "")
     cut = sorted(set(integers(segments, "--segments", 2))) if segments else []
     blocks = sorted(set(integers(arguments.thread_blocks, "--thread-blocks", 0))) if arguments.thread_blocks else []
+    if blocks and blocks[-1] > 64:
+        raise ConfigurationError(f"--thread-blocks {blocks[-1]}: NCCL gives an operation 64 at most.")
     if blocks and arguments.device != "cuda":
         raise ConfigurationError("--thread-blocks: only NCCL's operations have them, add --device cuda.")
     names = tuple(f"{each}/{algorithm}" for each in chosen for algorithm in algorithms(each, only, cut, blocks))
