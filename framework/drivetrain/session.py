@@ -50,7 +50,10 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
         except BaseException as error:
             if trainer.hooks is not None and trainer.hooks.current:
                 note_place(error, f"in {trainer.hooks.current}, step {trainer.global_step}")
-            _fail(trainer, request, error)
+            try:
+                _fail(trainer, request, error)
+            except Exception as other:  # of a hook that was told; the first cause stays the first
+                error.add_note(f"and while that was told: {type(other).__name__}: {other}")
             if isinstance(error, SystemExit) and error.code in (None, 0) and trainer.job is not None:
                 raise TrainingError(
                     f"rank {job.rank} left {request.stage} by sys.exit(), which the others would wait for: set"

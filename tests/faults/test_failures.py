@@ -96,6 +96,7 @@ class Witness(Callback):
 
     def on_exception(self, trainer: Any, pl_module: TrainModule, exception: BaseException) -> None:
         (self.folder / f"exception_{trainer.global_rank}").write_text(type(exception).__name__)
+        raise RuntimeError("the witness fails, too")
 
 
 def fails(folder: Path, strategy: str, moment: str, way: Callable[[], None], message: str) -> None:
@@ -119,7 +120,9 @@ def fails(folder: Path, strategy: str, moment: str, way: Callable[[], None], mes
             "on_train_epoch_end": "on_train_epoch_end, step 7",
         }
         place_told = f" (in {place[moment]})" if place[moment] else ""
-        assert str(caught.value).startswith(f"{message}{place_told}\nTraceback")
+        besides = "and while that was told: RuntimeError: the witness fails, too"
+        assert str(caught.value).startswith(f"{message}{place_told or f' ({besides})'}\nTraceback")
+        assert besides in str(caught.value)
     assert caught.value.rank == 1
 
 
