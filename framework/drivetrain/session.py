@@ -195,6 +195,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     trainer.fitted = True
     if loaded is not None:
         snapshot.restore(trainer, loaded)
+        if fit.ended:
+            fit.schedules.keep()
     elif fit.finished and trainer.is_global_zero:
         warnings.warn(
             f"this Trainer has trained {fit.epoch} epochs and {fit.global_step} steps and is at its limit"
