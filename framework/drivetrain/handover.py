@@ -60,7 +60,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
         result = None
     weights = {}
-    if request.stage == "fit" and trainer.strategy.trains:
+    changed = request.stage == "fit" or request.ckpt_path is not None  # else they are the caller's own
+    if changed and trainer.strategy.trains:
         weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
     if job.local_rank == 0:
         module, fit = request.module, trainer.loop
