@@ -356,6 +356,29 @@ def test_a_run_goes_on_from_between_two_epochs_as_if_undisturbed(tmp_path: Path)
         assert last == rates[-2:] and rates[0] != rates[-1]
 
 
+def test_a_resumed_run_asks_for_its_loaders_in_the_same_epochs(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        asked: list[Any] = []
+
+        def data(which: str) -> Any:
+            def dataloader(self: Any) -> Any:
+                asked.append((which, self.trainer.current_epoch))
+                return loader(8)
+
+            return dataloader
+
+        for epochs, path in ((5, None), (8, tmp_path / f"{L.__name__}/end.ckpt")):
+            asked.append("a run")
+            module = classifier(L, train_dataloader=data("train"), val_dataloader=data("val"))
+            saved = L.callbacks.ModelCheckpoint(tmp_path / L.__name__, filename="end")
+            options: dict[str, Any] = {"callbacks": [saved], "enable_checkpointing": True, "num_sanity_val_steps": 1}
+            fit = trainer(L, tmp_path, max_epochs=epochs, reload_dataloaders_every_n_epochs=2, **options)
+            fit.fit(module, ckpt_path=path)
+        return {"asked": asked}
+
+    assert compare(run)["asked"].count("a run") == 2
+
+
 def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
     class Notes(ours.Callback):
         def __init__(self) -> None:
