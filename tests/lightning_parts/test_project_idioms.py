@@ -310,7 +310,7 @@ def test_what_is_logged_is_what_it_was_at_that_moment(tmp_path: Path) -> None:
         def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
             loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
             self.seen += len(batch[0])
-            self.log_dict({"seen": self.seen, "bias": self.head.bias[0]}, on_step=True, on_epoch=True)
+            self.log_dict({"seen": self.seen, "bias": self.head.bias[:1]}, on_step=True, on_epoch=True)
             return loss
 
         module, rows = classifier(L, training_step=training_step), []
@@ -322,7 +322,9 @@ def test_what_is_logged_is_what_it_was_at_that_moment(tmp_path: Path) -> None:
 
         fit = trainer(L, tmp_path, callbacks=[Notes()], max_epochs=2)
         fit.fit(module, loader())
-        return {"rows": rows, "metrics": {name: float(value) for name, value in fit.callback_metrics.items()}}
+        shapes = {name: value.shape for name, value in fit.callback_metrics.items()}
+        found = {name: float(value) for name, value in fit.callback_metrics.items()}
+        return {"rows": rows, "metrics": found, "shapes": shapes}
 
     compare(run)
 
