@@ -133,6 +133,8 @@ class BatchSource:
         if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
             drawn = sampler if isinstance(sampler, RandomSampler) else None
             shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else drawn is not None
+            if self._as_sampler and self.mode == "per_process" and self.training and type(sampler) is InOrder:
+                shuffle = True  # what Lightning says of use_distributed_sampler, and does
             shuffle = shuffle and not self.in_order
             own = getattr(sampler, "generator", None)
             order_seed, samples = seed if own is None else own.initial_seed(), len(dataset)

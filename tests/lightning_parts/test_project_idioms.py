@@ -421,6 +421,34 @@ def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
     assert torch.equal(module.head.weight, trained["head.weight"]), "what was validated is what the script has"
 
 
+def test_a_model_built_in_setup_comes_back_from_workers(tmp_path: Path) -> None:
+    """With the number of classes that the data module knows once it is set up; what only a callback adds does not."""
+
+    class Data(ours.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.classes = 2
+
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+    class Adds(ours.Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            pl_module.register_buffer("added", torch.ones(1))
+
+    def setup(self: Any, stage: str) -> None:
+        self.head = torch.nn.Linear(5, self.trainer.datamodule.classes, bias=False)
+
+    module = classifier(ours, setup=setup)
+    del module.head
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "callbacks": [Adds()], "max_epochs": 1}
+    fit, before = trainer(ours, tmp_path, **options), torch.get_rng_state()
+    with pytest.warns(UserWarning, match="added did not come back"):
+        fit.fit(module, datamodule=Data())
+    fit.save_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    assert float(fit.callback_metrics["loss"]) > 0 and module.head.weight.shape == (2, 5)
+    assert module.head.weight.is_leaf and torch.equal(torch.get_rng_state(), before), "nothing is drawn for it"
+
+
 def test_what_scripts_ask_of_the_trainer(tmp_path: Path) -> None:
     """Words and moments that scripts look at: stages as hooks are told them, hyper-parameters whatever ``self`` is
     called, gradients in saving hooks, limits of a Trainer without extras, a loader drawn from by a fit at its limit."""
