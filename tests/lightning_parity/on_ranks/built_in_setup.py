@@ -1,4 +1,4 @@
-"""A model and a split of the data made in ``setup``, a training loader without ``shuffle``, a sampler of the project."""
+"""A model and a split of the data made in ``setup``, training data without ``shuffle``, a sampler of the project."""
 
 from __future__ import annotations
 
