@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,14 +49,17 @@ def test_another_process_writes_and_this_one_reads() -> None:
     window.close()
 
 
-def test_what_is_not_that_memory_is_left_alone() -> None:
+def test_what_is_not_that_memory_is_left_alone(tmp_path: Path) -> None:
     window = made(LAYOUT)
     told = json.loads(window.handle)
     assert Window.open("", LAYOUT, 2) is None
     assert Window.open(window.handle, Layout.of({"a": torch.zeros(5000)}), 2) is None
     assert Window.open(window.handle, LAYOUT, 3) is None
     assert Window.open(json.dumps({**told, "nonce": "0" * 32}), LAYOUT, 2) is None
-    assert Window.open(json.dumps({**told, "path": "/proc/self/fd/99999"}), LAYOUT, 2) is None
+    assert Window.open(json.dumps({**told, "path": f"/proc/{os.getpid()}/fd/99999"}), LAYOUT, 2) is None
+    copy = tmp_path / "copy"
+    copy.write_bytes(Path(told["path"]).read_bytes())
+    assert Window.open(json.dumps({**told, "path": str(copy)}), LAYOUT, 2) is None
     window.close()
     assert Window.open(window.handle, LAYOUT, 2) is None
 

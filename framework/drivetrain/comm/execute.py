@@ -144,7 +144,7 @@ class Executor:
     def _ring_group(self) -> dist.ProcessGroup:
         comm = self.communicator
         assert comm.group is not None
-        if self.thread_blocks in (0, comm.thread_blocks):
+        if self.thread_blocks == comm.thread_blocks or not groups.tunable(comm, self.thread_blocks):
             return comm.group
         return another_group(comm, "ring", self.thread_blocks)
 

@@ -59,15 +59,21 @@ def again(comm: Communicator, label: str, thread_blocks: int = 0) -> dist.Proces
     return child.group
 
 
-def _tuned(comm: Communicator, thread_blocks: int) -> dict[str, Any]:
-    """What asks torch for a group whose operations take so many thread blocks; nothing where NCCL does not carry it."""
+def tunable(comm: Communicator, thread_blocks: int) -> bool:
+    """Whether a group of these ranks can be, and should be, made for operations of so many thread blocks over NCCL:
+    what computes meanwhile keeps half of the device; and where GPUs reach each other through the host, whose links are
+    slower than a few blocks, NCCL's own choice is kept."""
     if not thread_blocks or comm.group is None or dist.get_backend(comm.group) != "nccl":
-        return {}
-    # What computes meanwhile keeps half of the device; and where GPUs reach each other through the host, whose links
-    # are slower than a few blocks, NCCL's own choice is kept.
-    small = torch.cuda.get_device_properties(comm.device).multi_processor_count < 2 * thread_blocks
+        return False
     others = [number for number in range(torch.cuda.device_count()) if number != comm.device.index]
-    if small or not all(torch.cuda.can_device_access_peer(comm.device, other) for other in others):
+    return torch.cuda.get_device_properties(comm.device).multi_processor_count >= 2 * thread_blocks and all(
+        torch.cuda.can_device_access_peer(comm.device, other) for other in others
+    )
+
+
+def _tuned(comm: Communicator, thread_blocks: int) -> dict[str, Any]:
+    """What asks torch for such a group; nothing where that is not to be."""
+    if not tunable(comm, thread_blocks):
         return {}
     options = dist.ProcessGroupNCCL.Options()
     options.config.min_ctas = options.config.max_ctas = thread_blocks

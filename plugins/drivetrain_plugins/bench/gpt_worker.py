@@ -128,7 +128,7 @@ def by_hand(job: Job, task: dict[str, Any], size: Size, data: Sequences, batch: 
                 began = time.perf_counter()
             start = number * batch + first
             whole = stored[start : start + share].to(device, non_blocking=True)
-            step(whole[:, :-1], whole[:, 1:])
+            step(whole[:, :-1].contiguous(), whole[:, 1:].contiguous())  # pipelines compare strides
         rest_of(device)
         seconds = time.perf_counter() - began
     if world > 1:

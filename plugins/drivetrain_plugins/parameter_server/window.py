@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
@@ -71,6 +72,8 @@ class Window:
         if not handle:
             return None
         told = json.loads(handle)
+        if not re.fullmatch(r"/proc/\d+/fd/\d+", told["path"]):  # it came in a message: no file is written to for one
+            return None
         try:
             descriptor = os.open(told["path"], os.O_RDWR | os.O_CLOEXEC)
         except OSError:
