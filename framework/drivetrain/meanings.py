@@ -25,6 +25,9 @@ class Meanings:
         order: where the order of a shuffled loader comes from: ``"seed"`` (a seed of its own and the epoch) or
             ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
             order is that of a ``DistributedSampler`` of the run's seed).
+        starts: where the random numbers of a stage under several workers begin, in which data is split and models are
+            built by hooks: ``"script"`` (where the script's were) or ``"seed"`` (anew with that of ``seed_everything``,
+            where it was called).
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
             with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
@@ -64,6 +67,7 @@ class Meanings:
     figures: str = "double"
     steps: str = "batch"
     order: str = "seed"
+    starts: str = "script"
     loaders: str = "first"
     window: str = "samples"
     moments: str = "step"
@@ -96,6 +100,7 @@ LIGHTNING = Meanings(
     figures="default",
     steps="optimizer",
     order="torch",
+    starts="seed",
     loaders="needed",
     window="batches",
     moments="batch",

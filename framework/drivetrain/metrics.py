@@ -1,9 +1,9 @@
 """What ``self.log`` collects, and its reduction over batches and ranks.
 
-Logging a value costs a list append: nothing is computed, copied to the host or sent. At a boundary (every
-``log_every_n_steps`` optimizer steps, and at an epoch's end) each rank packs its sums and weights into one fp64
-vector; the strategy gathers the vectors and every rank combines them alike, matching values by *name*: ranks that
-logged different names take part with what they have.
+Logging a value costs a copy on its device and a list append: nothing is computed, copied to the host or sent. At a
+boundary (every ``log_every_n_steps`` optimizer steps, and at an epoch's end) each rank packs its sums and weights into
+one fp64 vector; the strategy gathers the vectors and every rank combines them alike, matching values by *name*: ranks
+that logged different names take part with what they have.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class Metrics:
                     f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
                     " value.mean() or one element."
                 )
-            value = value.detach()
+            value = (
+                value.detach().reshape(()).clone()
+            )  # it may be a parameter, or a sum that the module goes on with in place
             entry.double |= value.dtype == torch.float64
         elif not isinstance(value, (int, float)):
             try:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import ListConfig, OmegaConf
 from torch import nn
 
+from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import CheckpointError, ConfigurationError
 from tests.facade.recorder import QUIET, loader, ours, theirs
 
@@ -90,6 +92,37 @@ def test_what_is_not_made_unasked_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="made with the defaults of kind, loss, scale"):
         again = Module.load_from_checkpoint(tmp_path / "a.ckpt", net=nn.Linear(6, 3))
     assert again.scale is None and torch.equal(again.net.weight, module.net.weight)
+
+
+def test_configurations_come_back_as_what_they_were_and_as_they_were_changed(tmp_path: Path) -> None:
+    """A file is edited before it is loaded by whoever goes on with other classes."""
+
+    class Module(ours.LightningModule):
+        def __init__(self, net: Any, sizes: Any, seen: Any = None) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.weight.sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    config = OmegaConf.create({"net": {"width": 3, "out": "${.width}"}, "sizes": [1, 2]})
+    fit = ours.Trainer(**QUIET, logger=False, max_epochs=1, limit_train_batches=1)
+    fit.fit(Module(config.net, config.sizes, {1: float("nan")}), loader())
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    plain = Module.load_from_checkpoint(tmp_path / "a.ckpt").hparams
+    assert plain.net.out == 3 and plain.sizes == [1, 2] and type(plain.net) is AttributeDict
+    exact = Module.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=False).hparams
+    assert OmegaConf.to_yaml(exact.net) == OmegaConf.to_yaml(config.net) and isinstance(exact.sizes, ListConfig)
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    content["hyper_parameters"]["net"]["width"] = 4
+    torch.save(content, tmp_path / "b.ckpt")
+    for trusted in (None, False):
+        changed = Module.load_from_checkpoint(tmp_path / "b.ckpt", weights_only=trusted).hparams
+        assert changed.net["width"] == 4 and list(changed.sizes) == [1, 2] and 1 in changed.seen
 
 
 @pytest.mark.parametrize("L", [ours, theirs], ids=["ours", "theirs"])

@@ -178,6 +178,16 @@ def test_published_imports() -> None:
         from drivetrain.lightning.utilities import nothing  # noqa: F401
 
 
+def test_deep_names_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning imports them all; an import somewhere else in these tests would make them attributes."""
+    modules = importlib.import_module("drivetrain.lightning.trainer"), L.utilities
+    for module, name in zip(modules, ("states", "model_summary"), strict=True):
+        monkeypatch.delitem(vars(module), name, raising=False)
+    assert L.utilities.model_summary.summarize(torch.nn.Linear(2, 1)).total_parameters == 3
+    assert modules[0].states.TrainerFn.FITTING == "fit" and modules[0].trainer.Trainer is L.Trainer
+    assert L.callbacks.progress.rich_progress.RichProgressBar is L.callbacks.RichProgressBar
+
+
 def test_seed_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "5")
     monkeypatch.setenv("PL_SEED_WORKERS", "0")

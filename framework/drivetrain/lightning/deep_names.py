@@ -78,11 +78,24 @@ class _DeepNames(MetaPathFinder, Loader):
 
 
 def name_below(module: str) -> None:
-    """Let the paths below ``module`` be its attributes as well (``L.utilities.types``): Lightning imports them all."""
+    """Let the paths below ``module`` be its attributes as well (``L.utilities.types``): Lightning imports them all. A
+    name that leads to another module is one when it is asked for."""
+    root, _, short = module.rpartition(".")
     found = sys.modules[module]
-    for path in _BELOW[module.rpartition(".")[2]].split():
-        if "." not in path and f"{module.rpartition('.')[2]}.{path}" in _FOUND_IN:
-            vars(found).setdefault(path, found)
+    below = {path.removeprefix(f"{short}."): home for path, home in _FOUND_IN.items() if path.startswith(f"{short}.")}
+    for path, home in below.items():
+        if home == short:
+            for name in path.split("."):
+                vars(found).setdefault(name, found)
+    elsewhere = {path: home for path, home in below.items() if home != short and "." not in path}
+
+    def lead(name: str) -> ModuleType:
+        if name not in elsewhere:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return importlib.import_module(f"{root}.{elsewhere[name]}")
+
+    if elsewhere:
+        vars(found)["__getattr__"] = lead
 
 
 def install(root: str) -> None:

@@ -34,6 +34,7 @@ def restore(fit: FitLoop, state: dict[str, Any]) -> None:
     """Let ``fit`` go on from what :func:`state_of` said."""
     fit.epoch, fit.batch, fit.global_step = state["epoch"], state["batch"], state["global_step"]
     fit.data.go_on_in(fit.epoch)
+    fit.validations.go_on_in(fit.epoch)
     fit.optimization.steps = state.get("optimizer_steps", fit.global_step)
     fit.validations.done, fit.ended, fit.boundary.logged = state["validated"], state["ended"], state["logged"]
     fit.schedules.plateau_due = state["plateau_due"]
