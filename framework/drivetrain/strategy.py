@@ -188,6 +188,7 @@ class Strategy(StrategyView):
     def prepare(self, module: TrainModule, stage: str) -> None:
         """Hold ``module`` as this strategy does, for ``stage``: fit, validate, test or predict."""
         self.module = module
+        self._backward = module.backward if module.overrides_backward else None
         self.precision.convert_module(module)
         module.to(self.device)
 
@@ -246,11 +247,13 @@ class Strategy(StrategyView):
         factor = share if weighted else share * self.data.size
         self._run_backward(self.precision.scale(loss if factor == 1.0 else loss * factor), options)
 
+    _backward: Callable[..., None] | None = None  # the module's own, where it has one
+
     def _run_backward(self, loss: torch.Tensor, options: dict[str, Any]) -> None:
-        if self.module.overrides_backward:
-            self.module.backward(loss, **options)
-        else:
+        if self._backward is None:
             loss.backward(**options)
+        else:
+            self._backward(loss, **options)
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
@@ -259,7 +262,7 @@ class Strategy(StrategyView):
         ``before_step`` (hooks, clipping) on their true values and step. False: the step was skipped on all ranks."""
 
         try:
-            once = self.precision.scales or not self.support.closures or calls_closure_once(optimizer)
+            once = calls_closure_once(optimizer) or self.precision.scales or not self.support.closures
             if closure is None or once:
                 if closure is not None:
                     closure()

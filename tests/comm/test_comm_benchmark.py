@@ -87,6 +87,8 @@ def test_requests_that_cannot_be_met_are_refused() -> None:
         (["--workers", "1"], "2 or more"),
         (["--device", "cuda", "--workers", "64"], "64 ranks need as many GPUs"),
         (["--segments", "1"], "2 or more"),
+        (["--thread-blocks", "32"], "add --device cuda"),
+        (["--thread-blocks", "65", "--device", "cuda"], "64 at most"),
         (["--nonsense"], "has no option"),
     ):
         with pytest.raises(ConfigurationError, match=reason):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from drivetrain.comm import plans, schedules
 from drivetrain.comm.arguments import OPS
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.execute import Executor, run, second_group
+from drivetrain.comm.execute import Executor, another_group, run
 from drivetrain.comm.program import compile_program, exchanges
 from drivetrain.comm.schedule import Schedule, Transfer
 from drivetrain.comm.schedules import chain, halving_doubling, hierarchical, recursive_doubling, ring, tree
@@ -175,7 +175,7 @@ def device_plans(comm: Communicator) -> None:
     grids = {2: [[2]], 3: [[3]], 4: [[4], [2, 2]], 5: [[5]], 6: [[3, 2]]}[n]
     meetings = [Executor(hierarchical(n, levels=levels), comm)._meet(levels) for levels in grids]
     meetings.append(([group], [comm.rank]))
-    second = second_group(comm)
+    second = another_group(comm, "gathering", 0)
     for size in (1, n - 1, 4 * n, 1001):
         parts = [contribution(rank, size, torch.float64) for rank in range(n)]
         made = [("native", plans.native_plan(*met, group, parts[0], "sum")) for met in meetings]
@@ -193,7 +193,7 @@ def device_plans(comm: Communicator) -> None:
                     same = comm.all_gather(tensor)
                     assert all(torch.equal(each, same[0]) for each in same), (name, size)
     overlapped_operations(comm)
-    assert second_group(comm) is second
+    assert another_group(comm, "gathering", 0) is second is not another_group(comm, "ring", 64)
     other_kinds(comm)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from drivetrain_plugins.parameter_server.fingerprint import fingerprint
+from drivetrain_plugins.parameter_server.fingerprint import fingerprint, same
 
 
 def made(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -47,3 +47,25 @@ def test_what_is_not_a_number_equals_itself() -> None:
 
 def test_nothing() -> None:
     assert torch.equal(fingerprint([]), fingerprint([]))
+
+
+@pytest.mark.parametrize("where", [0, 70_000])
+def test_a_change_is_noticed_in_large_and_small_tensors(where: int) -> None:
+    tensors = [torch.zeros(3), torch.zeros(2**16 + where), torch.zeros(5, dtype=torch.float64)]
+    before = fingerprint(tensors)
+    for tensor in tensors:
+        tensor.data.view(-1)[-1] += 1e-30
+        after = fingerprint(tensors)
+        assert not torch.equal(before, after)
+        before = after
+
+
+def test_memory_is_compared_by_its_bits() -> None:
+    one = torch.tensor([[1.0, float("nan")], [2.0, 3.0]])
+    other = one.clone()
+    assert same(one, other)
+    assert same(one[:0], other[:0])
+    assert same(one[1:].t(), other[1:].t())
+    other[1, 1] = 4.0
+    assert not same(one, other)
+    assert not same(one.t()[1:], other.t()[1:])  # strided: one element after the other

@@ -18,20 +18,25 @@ from drivetrain.errors import TrainingError
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener
 from drivetrain_plugins.parameter_server.server import Server
+from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import HEADER_LIMIT, Message, decode, encode
 from tests.patience import LIMIT, SOON
 
 
 @contextmanager
 def served(
-    workers: int, mode: str, max_staleness: int | None = None, keys: list[Keys] | None = None
+    workers: int,
+    mode: str,
+    max_staleness: int | None = None,
+    keys: list[Keys] | None = None,
+    window: Window | None = None,
 ) -> Iterator[tuple[Server, list[Client]]]:
     """A running server of one parameter (2.0, stepped by SGD with lr 1) and a client for each worker."""
     own = Keys.new() if keys else None
     listener = Listener("127.0.0.1", own, {pair.public for pair in keys} if keys else None)
     parameter = nn.Parameter(torch.tensor([2.0]))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
-    server = Server(listener, {"w": parameter}, optimizer, workers, mode, max_staleness)
+    server = Server(listener, {"w": parameter}, optimizer, workers, mode, max_staleness, window=window)
     thread = threading.Thread(target=_quietly, args=(server,))
     thread.start()
     clients = [

@@ -271,6 +271,8 @@ def test_manual_optimisation_that_is_refused_before_launch() -> None:
 class LooksAtDtypes(TinyGPT):
     """Matrices of blocks are gathered in bf16; what autocast leaves in fp32 is not."""
 
+    matrices = torch.bfloat16
+
     def __init__(self) -> None:
         super().__init__()
         self.model.blocks[0].mlp.register_forward_hook(self._look)
@@ -278,13 +280,21 @@ class LooksAtDtypes(TinyGPT):
     def _look(self, *rest: Any) -> None:
         if self.trainer.world_size > 1:
             block = self.model.blocks[0]
-            assert block.mlp.up.weight.dtype == block.attention.key.weight.dtype == torch.bfloat16
+            assert block.mlp.up.weight.dtype == block.attention.key.weight.dtype == self.matrices
             assert block.norm1.weight.dtype == self.model.token.weight.dtype == torch.float32
 
 
-def test_bf16_mixed_gathers_the_matrices_of_blocks_in_bf16() -> None:
+class LooksAtWhole(LooksAtDtypes):
+    """All are gathered as they are kept."""
+
+    matrices = torch.float32
+
+
+@pytest.mark.parametrize(("narrow", "make"), [(True, LooksAtDtypes), (False, LooksAtWhole)])
+def test_under_bf16_mixed_matrices_are_gathered_in_bf16_where_that_is_asked_for(narrow: bool, make: Any) -> None:
     """As near to single as ddp is; in fp32 the losses are 0.005 apart."""
-    check_parity("fsdp", 2, 3e-3, make=LooksAtDtypes, precision="bf16-mixed", max_steps=8)
+    strategy = {"name": "fsdp", "narrow_gather": narrow}
+    check_parity(strategy, 2, 3e-3, make=make, precision="bf16-mixed", max_steps=8)
 
 
 # -- tensor parallelism -----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from torch.futures import Future
 from drivetrain.comm import choice
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import Executor
+from drivetrain.comm.groups import THREAD_BLOCKS, sub
 from drivetrain.comm.reduction import all_reduce_flat
 from drivetrain.comm.schedule import Schedule
 
@@ -70,7 +71,7 @@ class BucketAverage:
     """
 
     def __init__(self, communicator: Communicator, *, trace: bool = False) -> None:
-        own = communicator.sub(range(communicator.world_size), "gradient buckets")
+        own = sub(communicator, range(communicator.world_size), "gradient buckets", THREAD_BLOCKS)
         assert own is not None
         choice.inherit(own, communicator)
         self.communicator = own

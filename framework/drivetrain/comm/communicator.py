@@ -80,6 +80,7 @@ class Communicator:
         self.arrivals = Arrivals(self)
         self.last_source: int | None = None
         self.barriers = 0
+        self.thread_blocks = 0  # that were asked of NCCL for each operation of the group
         self._schedules: dict[str, Schedule] = {}
 
     @property
@@ -321,9 +322,10 @@ class Communicator:
         """
         return groups.by_host(self, host)
 
-    def child(self, group: dist.ProcessGroup | None, label: str) -> Communicator:
+    def child(self, group: dist.ProcessGroup | None, label: str, thread_blocks: int = 0) -> Communicator:
         """A communicator of ``group``, profiled and reported with this one."""
         made = Communicator(group, self.device, label, self.check, self.timeout)
+        made.thread_blocks = thread_blocks
         self.statistics.adopt(made.statistics)
         return made
 

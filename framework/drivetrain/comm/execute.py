@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm import plans
+from drivetrain.comm import groups, plans
 from drivetrain.comm.arguments import require_op, require_schedule
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.plans import Plan
@@ -41,6 +41,7 @@ class Executor:
         communicator: The ranks; peers of the schedule are ranks of this group.
         segment_bytes: Longest piece sent in one message over Gloo.
         op: How two values become one: sum, product, min, max, or average (a sum divided by the number of ranks).
+        thread_blocks: Of each operation of a ring over NCCL, which then has a group of its own; 0 leaves it to NCCL.
 
     Raises:
         CommunicationError: the schedule is for another number of ranks, or ``op`` is none of these.
@@ -53,6 +54,7 @@ class Executor:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         op: str = "sum",
+        thread_blocks: int = groups.THREAD_BLOCKS,
     ) -> None:
         require_schedule(schedule, "an executor")
         require_op(f"schedule {schedule.name!r}", op, CommunicationError)
@@ -65,6 +67,7 @@ class Executor:
         self.communicator = communicator
         self.segment_bytes = segment_bytes
         self.op = op
+        self.thread_blocks = thread_blocks
         self._levels: tuple[list[dist.ProcessGroup], list[int]] | None = None
         self._plans: dict[tuple[int, torch.dtype, torch.device], tuple[Plan, int, int]] = {}
 
@@ -123,11 +126,11 @@ class Executor:
         if parts == 1:
             parts = NATIVE_SEGMENTS
         if parts is not None and parts > 1:
-            return plans.overlapped_plan(group, second_group(self.communicator), tensor, op, parts)
-        groups = self._groups()
-        if groups is None:
+            return plans.overlapped_plan(group, another_group(self.communicator, "gathering", 0), tensor, op, parts)
+        levels = self._groups()
+        if levels is None:
             return plans.batched_plan(self.schedule, self.communicator.rank, group, tensor, op)
-        return plans.native_plan(*groups, group, tensor, op)
+        return plans.native_plan(*levels, group, tensor, op)
 
     def _groups(self) -> tuple[list[dist.ProcessGroup], list[int]] | None:
         """This rank's process group, and number in it, for each level that the transport can run; made once."""
@@ -138,12 +141,18 @@ class Executor:
             self._levels = self._meet(levels)
         return self._levels
 
+    def _ring_group(self) -> dist.ProcessGroup:
+        comm = self.communicator
+        assert comm.group is not None
+        if self.thread_blocks in (0, comm.thread_blocks):
+            return comm.group
+        return another_group(comm, "ring", self.thread_blocks)
+
     def _meet(self, levels: list[int]) -> tuple[list[dist.ProcessGroup], list[int]]:
         comm = self.communicator
         if len([level for level in levels if level > 1]) <= 1:
-            assert comm.group is not None
-            return [comm.group], [comm.rank]
-        groups, places = [], []
+            return [self._ring_group()], [comm.rank]
+        parts, places = [], []
         for number, level in enumerate(levels):
             if level == 1:
                 continue
@@ -151,9 +160,9 @@ class Executor:
             color = comm.rank // (stride * level) * stride + comm.rank % stride
             child = comm.split(color, label=f"{comm.label}, level {number}")
             assert child is not None and child.group is not None
-            groups.append(child.group)
+            parts.append(child.group)
             places.append(child.rank)
-        return groups, places
+        return parts, places
 
 
 def _averaging(plan: Plan, ranks: int, *, early: bool) -> Plan:
@@ -169,18 +178,17 @@ def _averaging(plan: Plan, ranks: int, *, early: bool) -> Plan:
     return averaged
 
 
-_second: WeakKeyDictionary[Communicator, dist.ProcessGroup] = WeakKeyDictionary()
+_others: WeakKeyDictionary[Communicator, dict[tuple[str, int], dist.ProcessGroup]] = WeakKeyDictionary()
 
 
-def second_group(communicator: Communicator) -> dist.ProcessGroup:
-    """Another process group of the same ranks, whose operations do not wait for those of the first; made once, so all
-    ranks must ask at the same point."""
-    found = _second.get(communicator)
-    if found is None:
-        child = communicator.split(0, label=f"{communicator.label}, gathering")
-        assert child is not None and child.group is not None
-        found = _second[communicator] = child.group
-    return found
+def another_group(communicator: Communicator, purpose: str, thread_blocks: int) -> dist.ProcessGroup:
+    """Another process group of the same ranks, whose operations do not wait for those of the first; made once for each
+    ``purpose`` and number of thread blocks, so all ranks must ask at the same point."""
+    made = _others.setdefault(communicator, {})
+    key = purpose, thread_blocks
+    if key not in made:
+        made[key] = groups.again(communicator, f"{communicator.label}, {purpose}", thread_blocks)
+    return made[key]
 
 
 _executors: WeakKeyDictionary[Communicator, dict[tuple[int, str], Executor]] = WeakKeyDictionary()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from drivetrain.comm.arguments import is_whole_list
@@ -28,8 +29,16 @@ class ByHost(NamedTuple):
     hosts: list[int]
 
 
-def sub(comm: Communicator, ranks: Sequence[int], label: str) -> Communicator | None:
-    """See :meth:`drivetrain.comm.Communicator.sub`."""
+# How many thread blocks NCCL gives an operation of a group that is made for rings. A reduce-scatter and an all-gather
+# move what one all-reduce does, but begin and end twice: with NCCL's own number (24 between two GPUs on NVLink) they
+# take 1.2 times as long, with this one about as long from 256 MB up. Its price is memory, 1.2 GB for such a group there
+# instead of 0.5 GB. ``python -m drivetrain.bench comm --device cuda --thread-blocks 0,32,64`` shows what each number
+# takes here.
+THREAD_BLOCKS = 64
+
+
+def sub(comm: Communicator, ranks: Sequence[int], label: str, thread_blocks: int = 0) -> Communicator | None:
+    """See :meth:`drivetrain.comm.Communicator.sub`. ``thread_blocks``: of each operation over NCCL, 0 for its own."""
     listed = is_whole_list(ranks) and len(ranks) > 0 and list(ranks) == sorted(set(ranks))
     if not listed or not 0 <= ranks[0] <= ranks[-1] < comm.world_size:
         shown = list(ranks) if isinstance(ranks, range) else ranks
@@ -39,11 +48,37 @@ def sub(comm: Communicator, ranks: Sequence[int], label: str) -> Communicator | 
     if comm.group is None:
         return comm.child(None, label)
     members = [dist.get_global_rank(comm.group, rank) for rank in ranks]
-    group = dist.new_group(members, comm.timeout, group_desc=label)
-    return comm.child(group, label) if comm.rank in ranks else None
+    group = dist.new_group(members, comm.timeout, group_desc=label, **_tuned(comm, thread_blocks))
+    return comm.child(group, label, thread_blocks) if comm.rank in ranks else None
 
 
-def split(comm: Communicator, color: int | None, key: int | None, label: str) -> Communicator | None:
+def again(comm: Communicator, label: str, thread_blocks: int = 0) -> dist.ProcessGroup:
+    """Another process group of the same ranks, all of which call this at the same point."""
+    child = split(comm, 0, None, label, thread_blocks)
+    assert child is not None and child.group is not None
+    return child.group
+
+
+def _tuned(comm: Communicator, thread_blocks: int) -> dict[str, Any]:
+    """What asks torch for a group whose operations take so many thread blocks; nothing where NCCL does not carry it."""
+    if not thread_blocks or comm.group is None or dist.get_backend(comm.group) != "nccl":
+        return {}
+    # What computes meanwhile keeps half of the device; and where GPUs reach each other through the host, whose links
+    # are slower than a few blocks, NCCL's own choice is kept.
+    small = torch.cuda.get_device_properties(comm.device).multi_processor_count < 2 * thread_blocks
+    others = [number for number in range(torch.cuda.device_count()) if number != comm.device.index]
+    if small or not all(torch.cuda.can_device_access_peer(comm.device, other) for other in others):
+        return {}
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.min_ctas = options.config.max_ctas = thread_blocks
+    if comm.timeout is not None:
+        options._timeout = comm.timeout  # torch warns where it is another than the group's
+    return {"pg_options": options}
+
+
+def split(
+    comm: Communicator, color: int | None, key: int | None, label: str, thread_blocks: int = 0
+) -> Communicator | None:
     """See :meth:`drivetrain.comm.Communicator.split`."""
     for name, number in (("color", color), ("key", key)):
         if not (number is None or (isinstance(number, int) and not isinstance(number, bool))):
@@ -58,9 +93,9 @@ def split(comm: Communicator, color: int | None, key: int | None, label: str) ->
     _catch_up(max(made for other, _, made in said if other == color))
     members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
     # Only the members meet: ranks of the job that are not in this group know nothing of it.
-    options: dict[str, Any] = {} if members == sorted(members) else {"sort_ranks": False}
+    options = _tuned(comm, thread_blocks) | ({} if members == sorted(members) else {"sort_ranks": False})
     group = dist.new_group(members, comm.timeout, use_local_synchronization=True, group_desc=name, **options)
-    return comm.child(group, name)
+    return comm.child(group, name, thread_blocks)
 
 
 def _made() -> int:

@@ -288,7 +288,7 @@ class FitLoop(RunningLoop):
         final = len(batches) - 1
         optimization.stepped = False
         self.last_batch_size = int(total or 0)
-        self.timing.begin_step(self.global_step)
+        self.timing.on = self.global_step % self.timing.stride == 0
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             closes = number == final or (total is None and micro.last)

@@ -25,7 +25,10 @@ class Limits:
 
     def over_in_epoch(self) -> bool:
         """Whether no further window of the epoch begins."""
-        return (self.trainer.max_steps != -1 and self._steps_made()) or self.stop()
+        trainer, boundary = self.trainer, self.fit.boundary
+        if not (trainer.should_stop if boundary.alone else boundary.stop):  # as at nearly every step
+            return trainer.max_steps != -1 and self._steps_made()
+        return self._steps_made() or self.stop()
 
     def stop(self) -> bool:
         """Whether to stop now: wished and agreed, and not before ``min_epochs`` and ``min_steps``."""

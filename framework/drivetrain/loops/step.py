@@ -153,7 +153,7 @@ def share_of(fit: FitLoop, micro: MicroBatch, window: Window) -> float:
     """What a micro-batch weighs in its window; the shares of all ranks sum to one."""
     if not fit.same_weight:
         assert window.total is not None
-        return micro.weight / window.total
+        return micro.count / micro.copies / window.total
     ranks = fit.strategy.data.size if fit.data.source.own_stream else 1
     return micro.weight / micro.total / len(window.batches) / ranks
 

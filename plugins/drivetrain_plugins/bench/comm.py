@@ -41,7 +41,7 @@ OTHERS: dict[str, dict[str, Topology]] = {
     "reduce": {"tree": schedules.tree, "chain": schedules.chain},
 }
 OPERATIONS = ("all_reduce", *OTHERS)
-SEGMENTED = "ring in {} segments"
+SEGMENTED, TUNED = "ring in {} segments", "ring of {} thread blocks"
 NEAR = 1.1  # auto is right where it takes at most so many times what the best choice took
 
 
@@ -87,7 +87,9 @@ def operations(comm: Communicator, names: Sequence[str]) -> dict[str, measure.Op
         else:
             from drivetrain.comm.execute import Executor
 
-            made[name] = Executor(_schedule(operation, algorithm, comm.world_size), comm)
+            schedule, blocks = _schedule(operation, algorithm, comm.world_size), _blocks(algorithm)
+            own = Executor(schedule, comm) if blocks is None else Executor(schedule, comm, thread_blocks=blocks)
+            made[name] = own
     return made
 
 
@@ -99,8 +101,13 @@ def _has_name(algorithm: str) -> bool:
 def _schedule(operation: str, algorithm: str, workers: int) -> Schedule:
     """What no topology's name stands for."""
     if operation == "all_reduce":
-        return schedules.ring(workers, int(algorithm.split()[2]))
+        return schedules.ring(workers, 1 if _blocks(algorithm) is not None else int(algorithm.split()[2]))
     return OTHERS[operation][algorithm](workers, kind=operation)
+
+
+def _blocks(algorithm: str) -> int | None:
+    """How many thread blocks the ring called ``algorithm`` is measured with; None for what is not called by them."""
+    return int(algorithm.split()[2]) if algorithm.endswith("thread blocks") else None
 
 
 def _native(comm: Communicator, operation: str) -> measure.Operation:
@@ -119,12 +126,16 @@ def _native(comm: Communicator, operation: str) -> measure.Operation:
     return own[operation]
 
 
-def algorithms(operation: str, only: Sequence[str] | None, segments: Sequence[int] = ()) -> list[str]:
-    """Of ``operation``, the transport's own first; the all-reduce of a ring in each number of ``segments`` too."""
+def algorithms(
+    operation: str, only: Sequence[str] | None, segments: Sequence[int] = (), blocks: Sequence[int] = ()
+) -> list[str]:
+    """Of ``operation``, the transport's own first; the all-reduce of a ring in each number of ``segments``, and with
+    each number of thread ``blocks``, too."""
     found = schedules.names() if operation == "all_reduce" else list(OTHERS[operation])
     chosen = [NATIVE, *(name for name in found if only is None or name in only)]
-    cut = segments if operation == "all_reduce" and "ring" in chosen else ()
-    return [*chosen, *(SEGMENTED.format(number) for number in cut)]
+    if operation != "all_reduce" or "ring" not in chosen:
+        return chosen
+    return [*chosen, *map(SEGMENTED.format, segments), *map(TUNED.format, blocks)]
 
 
 # -- what it comes to -----------------------------------------------------------------------------------------------
@@ -212,6 +223,11 @@ def parser() -> Parser:
         metavar="N,...",
         help="measure a ring in so many segments too (default: 2,4,8 with --device cuda, where it overlaps its phases)",
     )
+    made.add_argument(
+        "--thread-blocks",
+        metavar="N,...",
+        help="with --device cuda: measure a ring of operations of so many thread blocks too (0: NCCL's own number)",
+    )
     made.add_argument("--sizes", default="4KB,32KB,256KB,2MB,25MB,100MB", metavar="SIZE,...", help="of the tensors")
     made.add_argument("--workers", default="2,4", help="numbers of ranks (2,4); a job has its own")
     made.add_argument(
@@ -237,7 +253,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         only = _chosen(arguments.algorithms, known, "algorithm")
     segments = arguments.segments or ("2,4,8" if arguments.device == "cuda" else "")
     cut = sorted(set(integers(segments, "--segments", 2))) if segments else []
-    names = tuple(f"{each}/{algorithm}" for each in chosen for algorithm in algorithms(each, only, cut))
+    blocks = sorted(set(integers(arguments.thread_blocks, "--thread-blocks", 0))) if arguments.thread_blocks else []
+    if blocks and blocks[-1] > 64:
+        raise ConfigurationError(f"--thread-blocks {blocks[-1]}: NCCL gives an operation 64 at most.")
+    if blocks and arguments.device != "cuda":
+        raise ConfigurationError("--thread-blocks: only NCCL's operations have them, add --device cuda.")
+    names = tuple(f"{each}/{algorithm}" for each in chosen for algorithm in algorithms(each, only, cut, blocks))
     sweep = measure.Request(
         operations, names, tuple(sizes_of(arguments.sizes)), arguments.repeats, arguments.seconds, arguments.device
     )

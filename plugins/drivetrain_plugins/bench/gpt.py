@@ -17,7 +17,7 @@ from typing import Any
 
 from drivetrain.cli.accelerators import gpu_count
 from drivetrain.command_line import Parser
-from drivetrain.errors import ConfigurationError, DrivetrainError, nearest
+from drivetrain.errors import ConfigurationError, WorkerError, nearest
 from drivetrain.launch import launch
 from drivetrain.launch.temporary import temporary_folder
 from drivetrain_plugins.bench.gpt_sizes import SIZES
@@ -56,7 +56,7 @@ CONTESTS = (
     Contest("zero stage=3", "zero", 3),
     Contest("tensor_parallel", "tensor_parallel", replicas=False),
     Contest("pipeline", "pipeline", replicas=False),
-    Contest("parameter_server embedded=true", "ddp"),
+    Contest("parameter_server embedded=true", "parameter_server"),
     Contest("local_sgd period=8", "local_sgd", 8),
 )
 
@@ -149,7 +149,7 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
                     backend=backend,
                     timeout=120.0,
                 )
-            except DrivetrainError as error:
+            except (WorkerError, ConfigurationError) as error:
                 print(error, file=sys.stderr)
                 return {**row, "error": f"failed: {str(error).splitlines()[0][:200]}"}
             result = json.loads(out.read_text())

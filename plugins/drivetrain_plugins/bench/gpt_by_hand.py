@@ -168,3 +168,9 @@ def local_sgd(period: int) -> Engine:
         return _loop(model, device, average)
 
     return engine
+
+
+def parameter_server(model: nn.Module, device: torch.device) -> Step:
+    from drivetrain_plugins.bench import gpt_by_hand_server  # a module of its own: it needs pyzmq
+
+    return gpt_by_hand_server.parameter_server(model, device)

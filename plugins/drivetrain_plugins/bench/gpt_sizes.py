@@ -19,5 +19,6 @@ class Size:
 
 SIZES = {
     "gpt2": Size(50304, 1024, 12, 12, 768, 32),  # 124 million parameters, tied
+    "small": Size(8192, 64, 6, 8, 512, 4),  # 23 million parameters and few tokens: what is exchanged takes the time
     "tiny": Size(256, 64, 4, 4, 64, 8),
 }

@@ -11,7 +11,8 @@ import zmq
 from drivetrain.errors import TrainingError
 from drivetrain_plugins.parameter_server.departures import Departures, PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Keys
-from drivetrain_plugins.parameter_server.wire import Message, decode, encode
+from drivetrain_plugins.parameter_server.window import Window
+from drivetrain_plugins.parameter_server.wire import Message, decode, encode, size
 
 _LOOK = 100  # milliseconds between two looks at the clock
 
@@ -45,6 +46,7 @@ class Client:
         self.rank, self.timeout = rank, timeout
         self.ranks = list(ranks) if ranks is not None else list(range(len(addresses)))
         self.bytes_sent = self.messages = 0
+        self.windows: Sequence[Window | None] = [None] * len(addresses)  # memory shared with the servers
         self.context = zmq.Context()
         self.sockets: list[Any] = []
         self.departures: list[Departures] = []
@@ -68,7 +70,7 @@ class Client:
         """To server ``number``; returns at once."""
         message.fields["rank"] = self.rank
         frames = encode(message)
-        self.bytes_sent += sum(len(frame) for frame in frames)
+        self.bytes_sent += size(message, frames)
         self.messages += 1
         try:
             self.sockets[number].send_multipart(frames, copy=not self.zero_copy)
@@ -95,7 +97,9 @@ class Client:
                     f"parameter server {number} did not answer worker {self.rank} within {self.timeout:g} s: see the"
                     " log of its rank, or raise timeout."
                 )
-        answer = decode([frame.buffer for frame in self.sockets[number].recv_multipart(copy=False)])
+        window = self.windows[number]
+        frames = [frame.buffer for frame in self.sockets[number].recv_multipart(copy=False)]
+        answer = decode(frames, window.areas if window is not None else ())
         self.reached[number] = True
         if answer.kind == "lost":
             lost = answer.number("worker")

@@ -44,6 +44,20 @@ class Layout:
             for dtype, members in self.groups
         ]
 
+    @property
+    def sizes(self) -> list[tuple[torch.dtype, int]]:
+        """Dtype and number of elements of each tensor that :meth:`flatten` makes."""
+        return [(dtype, sum(shape.numel() for _, shape in members)) for dtype, members in self.groups]
+
+    def fill(self, flats: Sequence[Tensor], tensors: Mapping[str, Tensor | None]) -> None:
+        """:meth:`flatten` into ``flats``. From a CUDA device the copies may still be under way on its stream."""
+        for name, view in self.split(flats).items():
+            value = tensors[name]
+            if value is None:
+                view.zero_()
+            else:
+                view.copy_(value.detach(), non_blocking=value.is_cuda)
+
     def split(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
         """The views by name into what :meth:`flatten` made."""
         views: dict[str, Tensor] = {}
@@ -54,11 +68,9 @@ class Layout:
 
     def fits(self, flats: Sequence[Tensor]) -> bool:
         """Whether ``flats`` are as :meth:`flatten` makes them."""
-        wanted = [(dtype, (sum(shape.numel() for _, shape in members),)) for dtype, members in self.groups]
-        return [(flat.dtype, tuple(flat.shape)) for flat in flats] == wanted
+        return [(flat.dtype, tuple(flat.shape)) for flat in flats] == [(dtype, (count,)) for dtype, count in self.sizes]
 
     @property
     def largest(self) -> int:
         """Bytes of the largest tensor that :meth:`flatten` makes."""
-        sizes = (dtype.itemsize * sum(shape.numel() for _, shape in members) for dtype, members in self.groups)
-        return max(sizes, default=0)
+        return max((dtype.itemsize * count for dtype, count in self.sizes), default=0)

@@ -10,6 +10,8 @@ from drivetrain.launch.interfaces import address_towards
 from drivetrain_plugins.parameter_server.board import Board
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.endpoint import Keys, Listener
+from drivetrain_plugins.parameter_server.layout import Layout
+from drivetrain_plugins.parameter_server.window import Window
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,28 @@ def meet(
         client = Client(addresses, job.rank, job.timeout, keys, public, zero_copy, roles.servers)
         client.greet()
     return listener, client
+
+
+def share_memory(
+    job: Job, roles: Roles, stage: int, layouts: Sequence[Layout], wanted: bool
+) -> tuple[Window | None, list[Window | None]]:
+    """Memory that the server here shares, and what the worker here shares with each server; None where there is none.
+
+    Args:
+        stage: number of the meeting.
+        layouts: of what each server holds.
+        wanted: whether processes are on one host and may share; the same on every rank.
+    """
+    windows: list[Window | None] = [None] * len(layouts)
+    if not wanted:
+        return None, windows
+    board, own = Board(job, stage), None
+    if roles.serves:
+        own = Window.create(layouts[roles.index], roles.workers)
+        board.set(f"window {roles.index}", own.handle if own is not None else "")
+    if roles.trains:
+        for number, layout in enumerate(layouts):
+            beside = roles.serves and number == roles.index
+            handle = board.get(f"window {number}")
+            windows[number] = own if beside else Window.open(handle, layout, roles.workers)
+    return own, windows

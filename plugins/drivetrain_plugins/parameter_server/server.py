@@ -9,7 +9,7 @@ be newer than those it was computed with; how much newer is its staleness (Ho et
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,8 +20,9 @@ from torch.optim import Optimizer
 from drivetrain_plugins.parameter_server.departures import PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Listener
 from drivetrain_plugins.parameter_server.groups import check_groups, set_groups
-from drivetrain_plugins.parameter_server.layout import Layout
-from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode
+from drivetrain_plugins.parameter_server.store import Store
+from drivetrain_plugins.parameter_server.window import Window
+from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode, size
 
 _LOOK = 100  # milliseconds between two looks at whether to stop
 
@@ -37,6 +38,7 @@ class Server:
         mode: ``"sync"`` or ``"async"``.
         max_staleness: clocks that a worker may be ahead of the slowest, None for any number.
         zero_copy: send tensors from where they lie. ZeroMQ then keeps a thread in this process for good.
+        window: memory shared with workers, None for none.
 
     Attributes:
         version: how often the optimizer stepped.
@@ -54,11 +56,13 @@ class Server:
         mode: str = "sync",
         max_staleness: int | None = None,
         zero_copy: bool = True,
+        window: Window | None = None,
     ) -> None:
         self.zero_copy = zero_copy
         self.listener, self.parameters, self.optimizer = listener, dict(parameters), optimizer
         self.workers, self.mode, self.max_staleness = workers, mode, max_staleness
-        self.layout = Layout.of({name: p.detach() for name, p in self.parameters.items()})
+        self.store = Store(self.parameters, workers, mode == "async", window)
+        self.layout = self.store.layout
         self.version = 0
         self.staleness = [0, 0, 0]
         self.refused = self.bytes_sent = self.messages = 0
@@ -71,7 +75,8 @@ class Server:
         self.pushes: dict[int, Message] = {}
         self.applies: dict[int, Message] = {}
         self.waiting: dict[int, tuple[bytes, str]] = {}  # rank: who waits for what
-        self.square: float | None = None  # of the norm of the averaged gradients of this clock
+        self.averaged = False  # whether all workers pushed in this clock
+        self.square: float | None = None  # of the norm of the averaged gradients, where somebody asked
         self.stepping = True  # whether any worker had a loss in this clock
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -103,10 +108,12 @@ class Server:
         sender, *frames = self.listener.socket.recv_multipart(copy=False)
         who = bytes(sender.buffer)
         try:
-            message = decode([frame.buffer for frame in frames])
+            message = decode([frame.buffer for frame in frames], self.store.areas)
             rank = message.number("rank")
             if not 0 <= rank < self.workers or who != f"worker-{rank}".encode():
                 raise WireError(f"rank {rank} is none of the {self.workers} workers")
+            if message.area not in (None, rank):
+                raise WireError(f"worker {rank} speaks of memory that is not its own")
             self.connections[frames[-1].get(zmq.SRCFD)] = rank
             with self.lock:
                 self._handle(who, rank, message)
@@ -138,14 +145,13 @@ class Server:
 
     def _send(self, who: bytes, message: Message) -> None:
         frames = encode(message)
-        self.bytes_sent += sum(len(frame) for frame in frames)
+        self.bytes_sent += size(message, frames)
         self.messages += 1
         self.listener.socket.send_multipart([who, *frames], copy=not self.zero_copy)
 
-    def _weights(self, who: bytes) -> None:
-        flats = self.layout.flatten({name: p.detach() for name, p in self.parameters.items()})
+    def _weights(self, who: bytes, rank: int) -> None:
         fields = {"version": self.version, "stepped": self.stepping, "staleness": self.staleness}
-        self._send(who, Message("weights", fields, flats))
+        self._send(who, Message("weights", fields, *self.store.weights_for(rank)))
 
     # -- messages -----------------------------------------------------------------------------------------------
     def _hello(self, who: bytes, rank: int, message: Message) -> None:
@@ -154,7 +160,9 @@ class Server:
     def _pull(self, who: bytes, rank: int, message: Message) -> None:
         if "clock" in message.fields:
             self.clocks[rank] = message.number("clock")
-        self._weights(who)
+        if message.fields.get("shares") and self.store.areas:
+            self.store.sharing.add(rank)
+        self._weights(who, rank)
 
     def _done(self, who: bytes, rank: int, message: Message) -> None:
         self.done.add(rank)
@@ -173,7 +181,7 @@ class Server:
         if self.mode == "async":
             self._push_now(who, rank, clock, message)
             return
-        if clock <= self.clocks[rank] or self.square is not None:  # it came twice: what it led to stands
+        if clock <= self.clocks[rank] or self.averaged:  # it came twice: what it led to stands
             return
         self.pushes[rank] = message
         if len(self.pushes) == self.workers:
@@ -181,23 +189,25 @@ class Server:
             for other, (waiting, kind) in list(self.waiting.items()):
                 if kind in ("norm", "gradients"):
                     del self.waiting[other]
-                    self._tell(waiting, kind)
+                    self._tell(waiting, other, kind)
 
     def _of_average(self, who: bytes, rank: int, message: Message) -> None:
-        if self.square is None:
-            self.waiting[rank] = (who, message.kind)
+        if self.averaged:
+            self._tell(who, rank, message.kind)
         else:
-            self._tell(who, message.kind)
+            self.waiting[rank] = (who, message.kind)
 
-    def _tell(self, who: bytes, kind: str) -> None:
+    def _tell(self, who: bytes, rank: int, kind: str) -> None:
         """The norm of this clock's averaged gradients, or the gradients themselves."""
-        fields: dict[str, Any] = {"square": self.square, "stepping": self.stepping}
-        flats = []
         if kind == "gradients":
-            gradients = {name: self.parameters[name].grad for name in self.layout.names}
-            fields["present"] = [gradients[name] is not None for name in self.layout.names]
-            flats = self.layout.flatten(gradients)
-        self._send(who, Message(kind, fields, flats))
+            present = [self.parameters[name].grad is not None for name in self.layout.names]
+            fields = {"present": present, "stepping": self.stepping}
+            self._send(who, Message(kind, fields, *self.store.gradients_for(rank)))
+            return
+        if self.square is None:
+            groups = self.optimizer.param_groups if self.optimizer is not None else []
+            self.square = self.store.square(p for group in groups for p in group["params"])
+        self._send(who, Message(kind, {"square": self.square}))
 
     def _apply(self, who: bytes, rank: int, message: Message) -> None:
         if message.number("clock") <= self.clocks[rank]:  # it came twice
@@ -212,22 +222,21 @@ class Server:
         self.stepping = self.stepping and not any(one.fields.get("skip") for one in self.applies.values())
         replaced = self._replacements(first)
         if "weights" in replaced:
-            with torch.no_grad():
-                for name, value in self.layout.split(replaced["weights"]).items():
-                    self.parameters[name].copy_(value)
+            self.store.set_weights(replaced["weights"])
         if "gradients" in replaced:
-            self._set_gradients(self.layout.split(replaced["gradients"]), first.fields["present"])
+            self.store.set_gradients(replaced["gradients"], first.fields["present"])
         if self.stepping:
-            self._clip(first.fields.get("factor"), first.fields.get("bound"))
+            factor, bound = (first.fields.get(name) for name in ("factor", "bound"))
+            self.store.clip(*(value if isinstance(value, float) else None for value in (factor, bound)))
             self._step(first)
         for other, push in self.pushes.items():
             self.clocks[other] = push.number("clock")
         self.pushes.clear()
         self.applies.clear()
-        self.square = None
+        self.averaged, self.square = False, None
         for other, (waiting, _) in list(self.waiting.items()):
             del self.waiting[other]
-            self._weights(waiting)
+            self._weights(waiting, other)
 
     def _replacements(self, message: Message) -> dict[str, list[Tensor]]:
         """What hooks on the workers made of gradients and weights; the first worker sends it."""
@@ -259,30 +268,14 @@ class Server:
         """The mean over the workers of this clock, or the sum over the sum of weights where the module weighs."""
         pushes = [self.pushes[rank] for rank in range(self.workers)]
         self.stepping = any(push.fields.get("contributed") for push in pushes)
-        sums = [self._sum(flats) for flats in zip(*(push.tensors for push in pushes), strict=True)]
         weight = sum(push.amount("weight") for push in pushes)
         present = [any(flags) for flags in zip(*(push.fields["present"] for push in pushes), strict=True)]
-        views = self.layout.split([flat.div_(weight or self.workers) for flat in sums])
-        self._set_gradients(views, present)
-        stepped = self.optimizer.param_groups if self.optimizer is not None else []
-        gradients = [p.grad for group in stepped for p in group["params"] if p.grad is not None]
-        self.square = float(torch.stack([g.square().sum() for g in gradients]).sum()) if gradients else 0.0
-
-    @staticmethod
-    def _sum(flats: Sequence[Tensor]) -> Tensor:
-        """In the memory of the first, which nobody reads again."""
-        for other in flats[1:]:
-            flats[0].add_(other)
-        return flats[0]
-
-    def _set_gradients(self, views: Mapping[str, Tensor], present: list[bool]) -> None:
-        for name, there in zip(self.layout.names, present, strict=True):
-            p = self.parameters[name]
-            p.grad = views[name].to(p.device) if there else None
+        self.store.average([push.tensors for push in pushes], weight or float(self.workers), present)
+        self.averaged = True
 
     def _push_now(self, who: bytes, rank: int, clock: int, message: Message) -> None:
         if clock <= self.clocks[rank]:  # it came twice
-            self._weights(who)
+            self._weights(who, rank)
             return
         stale = self.version - message.number("version")
         if stale < 0:
@@ -292,7 +285,7 @@ class Server:
         self.staleness = [pushes + 1, total + stale, max(largest, stale)]
         self.clocks[rank] = clock
         if message.fields.get("contributed"):
-            self._set_gradients(self.layout.split(message.tensors), message.fields["present"])
+            self.store.set_gradients(message.tensors, message.fields["present"])
             self._step(message)
         self.waiting[rank] = (who, "weights")
         self._release()
@@ -305,15 +298,7 @@ class Server:
         for rank, (who, _) in list(self.waiting.items()):
             if self.max_staleness is None or self.clocks[rank] - slowest <= self.max_staleness:
                 del self.waiting[rank]
-                self._weights(who)
-
-    def _clip(self, factor: Any, bound: Any) -> None:
-        for p in self.parameters.values():  # those that no optimizer steps may be clipped or not
-            if p.grad is not None:
-                if isinstance(factor, float):
-                    p.grad.mul_(factor)
-                if isinstance(bound, float):
-                    p.grad.clamp_(-bound, bound)
+                self._weights(who, rank)
 
     def _check_step(self, message: Message) -> None:
         if self.optimizer is None:
@@ -324,6 +309,7 @@ class Server:
         assert self.optimizer is not None
         set_groups(message.fields["groups"], self.optimizer)
         self.optimizer.step()
+        self.store.changed()
         self.version += 1
 
     # -- states -------------------------------------------------------------------------------------------------
@@ -343,6 +329,7 @@ class Server:
                 self.optimizer.state.pop(p, None)
                 if name in state:
                     self.optimizer.state[p] = {key: _own(value, p) for key, value in state[name].items()}
+            self.store.changed()
 
 
 def _own(value: Any, parameter: Tensor) -> Any:

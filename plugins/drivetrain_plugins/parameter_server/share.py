@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain_plugins.parameter_server.pieces import Piece
 
 
 def share_of(
-    optimizer: Optimizer, names: Mapping[int, str], share: Iterable[Piece]
+    optimizer: Optimizer, names: Mapping[int, str], share: Iterable[Piece], tensors: Mapping[str, Tensor] | None = None
 ) -> tuple[Optimizer, dict[str, nn.Parameter]]:
     """A copy of ``optimizer`` that steps copies of the pieces in ``share`` only, and these copies by the pieces' keys.
 
     Args:
         names: ``id(parameter)`` to its name.
+        tensors: parameters by name; those of ``share`` that no optimizer steps are then found too, as they are.
     """
-    own = _copy(optimizer)
+    share, own = list(share), _copy(optimizer)
     mine: dict[str, list[Piece]] = {}
     for piece in share:
         mine.setdefault(piece.name, []).append(piece)
@@ -35,6 +36,9 @@ def share_of(
                 found[piece.key] = part
                 kept.append(part)
         group["params"] = kept
+    if tensors is not None:
+        for piece in (piece for piece in share if piece.key not in found):
+            found[piece.key] = nn.Parameter(piece.of(tensors[piece.name]).clone(), requires_grad=False)
     return own, found
 
 

@@ -1,4 +1,5 @@
-"""Messages between workers and servers: a JSON header, then the bytes of each tensor as they lie in memory.
+"""Messages between workers and servers: a JSON header, then the bytes of each tensor as they lie in memory; or, where
+both ends share memory, the number of the area of it that the tensors lie in.
 
 Nothing is pickled. What comes in is checked against its own header before a byte of it is used: whoever can reach the
 port can make a message be refused, and nothing else.
@@ -29,11 +30,13 @@ class WireError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """``kind`` says what is wanted, ``fields`` are plain data, ``tensors`` lie on the CPU."""
+    """``kind`` says what is wanted, ``fields`` are plain data, ``tensors`` lie on the CPU: in this ``area`` of shared
+    memory, or anywhere where it is None."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
+    area: int | None = None
 
     def number(self, name: str) -> int:
         """The whole number ``name`` of the fields."""
@@ -59,17 +62,25 @@ class Message:
 
 def encode(message: Message) -> list[Any]:
     """The frames to send; those of tensors are their own memory, which must not change until they are gone."""
-    tensors = [tensor.detach().cpu().contiguous() for tensor in message.tensors]
+    sent = message.tensors if message.area is None else []
+    tensors = [tensor.detach().cpu().contiguous() for tensor in sent]
     header = {
         "kind": message.kind,
         "fields": message.fields,
+        "area": message.area,
         "tensors": [[str(t.dtype).removeprefix("torch."), list(t.shape)] for t in tensors],
     }
     return [json.dumps(header).encode(), *(t.reshape(-1).view(torch.uint8).numpy() for t in tensors)]
 
 
-def decode(frames: Sequence[Any]) -> Message:
-    """The message in ``frames`` (anything with the buffer protocol).
+def size(message: Message, frames: Sequence[Any]) -> int:
+    """Bytes that ``message``, encoded in ``frames``, takes to the other end, shared memory included."""
+    shared = 0 if message.area is None else sum(tensor.nbytes for tensor in message.tensors)
+    return shared + sum(len(frame) for frame in frames)
+
+
+def decode(frames: Sequence[Any], areas: Sequence[list[Tensor]] = ()) -> Message:
+    """The message in ``frames`` (anything with the buffer protocol), whose tensors may lie in one of ``areas``.
 
     Raises:
         WireError: the frames are not what :func:`encode` makes.
@@ -88,6 +99,11 @@ def decode(frames: Sequence[Any]) -> Message:
     fields, described = header.get("fields"), header.get("tensors")
     if not isinstance(fields, dict) or not isinstance(described, list) or len(described) != len(bodies):
         raise WireError(f"a {header['kind']} message does not have the parts that its header lists")
+    area = header.get("area")
+    if area is not None:
+        if isinstance(area, bool) or not isinstance(area, int) or not 0 <= area < len(areas) or described:
+            raise WireError(f"a {header['kind']} message speaks of memory that is not shared")
+        return Message(header["kind"], fields, list(areas[area]), area)
     tensors = [_tensor(kind, body) for kind, body in zip(described, bodies, strict=True)]
     return Message(header["kind"], fields, tensors)
 

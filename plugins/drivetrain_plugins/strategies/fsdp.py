@@ -187,7 +187,8 @@ class FullySharded(Strategy):
         self.agree_on_weights()
         self.original = Original(module)
         options = self.options
-        shard(module, self.mesh, options.wrap, options.reshard_after_forward, self.precision.compute_dtype)
+        compute = self.precision.compute_dtype if options.narrow_gather else None
+        shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
         self.original.noted()
 
     def agree_on_weights(self) -> None:

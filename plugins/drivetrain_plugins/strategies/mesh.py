@@ -80,8 +80,7 @@ class Mesh(Strategy):
         parallelize_module(module, tensor, plan)
         if self.sharded:
             dtensors.quiet_gathers()
-            options, compute = self.options, self.precision.compute_dtype
-            shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
+            shard(module, self.mesh["replica"], self.options.wrap, self.options.reshard_after_forward)
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------

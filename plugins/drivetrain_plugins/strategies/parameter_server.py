@@ -1,13 +1,14 @@
 """A parameter server (Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014).
 
 Some ranks hold the parameters and their optimizer and never see a batch; the others compute gradients, push them and
-pull weights. ``sync`` is exact; ``async`` lets every worker go at its own pace.
+pull weights. ``sync`` is exact; ``async`` lets every worker go at its own pace. On one host the numbers lie in memory
+that all share, and messages only say so; a server steps on the device of its rank.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,17 @@ from drivetrain.errors import ConfigurationError, Interrupted, TrainingError
 from drivetrain.launch import Job, signals
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.parameter_server import staleness, states
 from drivetrain_plugins.parameter_server.client import Client
+from drivetrain_plugins.parameter_server.copies import Copies
 from drivetrain_plugins.parameter_server.endpoint import Listener
-from drivetrain_plugins.parameter_server.fingerprint import fingerprint
 from drivetrain_plugins.parameter_server.groups import plain_groups
 from drivetrain_plugins.parameter_server.layout import Layout
-from drivetrain_plugins.parameter_server.meeting import Roles, meet
-from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide, joined
+from drivetrain_plugins.parameter_server.meeting import Roles, meet, share_memory
+from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide
 from drivetrain_plugins.parameter_server.server import Server
 from drivetrain_plugins.parameter_server.share import share_of
+from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
 
 if TYPE_CHECKING:
@@ -50,7 +53,9 @@ class ParameterServer(Strategy):
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
     whole = False  # whether this worker has the true gradients of this step
-    known: Tensor  # fingerprint of the weights as they came from the servers
+    window: Window | None = None  # memory that the server here shares
+    windows: Sequence[Window | None] = ()  # memory shared with each server
+    copies: Copies
 
     # -- coming to be -------------------------------------------------------------------------------------------
     def connect(self, job: Job) -> None:
@@ -69,12 +74,15 @@ class ParameterServer(Strategy):
         self._average_buffers = self.fits and self.data.size > 1
         names = set(parameter_names(module).values())
         self.parameters = {name: p for name, p in module.named_parameters() if name in names}
+        self.shapes = {name: p.shape for name, p in self.parameters.items()}
         self.stages += 1
+        encrypt = self.options.encrypt
+        self.encrypts = self.job.num_nodes > 1 if encrypt is None else encrypt
         self.listener, self.client = meet(
             self.job,
             self.roles,
             self.stages,
-            encrypt=self.job.num_nodes > 1 if self.options.encrypt is None else self.options.encrypt,
+            encrypt=self.encrypts,
             largest=Layout.of({name: p.detach() for name, p in self.parameters.items()}).largest,
             zero_copy=self.zero_copy,
         )
@@ -92,28 +100,36 @@ class ParameterServer(Strategy):
         servers = len(self.roles.servers)
         shares = divide(cut(tensors, servers, optimizers[0]), tensors, servers)
         self.held = [{piece.key: piece for piece in share} for share in shares]
-        self.layouts = [
+        layouts = [
             Layout.of({key: piece.of(tensors[piece.name]) for key, piece in share.items()}) for share in self.held
         ]
+        near = self.job.num_nodes == 1 and not self.encrypts
+        self.window, windows = share_memory(self.job, self.roles, self.stages, layouts, near)
         if self.listener is not None:
             self._start(self._server(optimizers[0]))
         if self.trains:
-            self._take(self._ask(lambda number: Message("pull", {"clock": 0}), "weights"))
-            self.clock = 0
+            self._begin(layouts, windows)
         return optimizers
+
+    def _begin(self, layouts: Sequence[Layout], windows: Sequence[Window | None]) -> None:
+        """Hold the servers' weights for the first time."""
+        assert self.client is not None
+        sync = self.options.mode == "sync"
+        looks = self.job.rank == 0 or not sync  # in ``sync`` the first worker does for all
+        self.copies = Copies(self.job.rank, self.parameters, self.held, layouts, windows, looks, at_rest=sync)
+        self.windows = self.client.windows = windows
+        shares = [window is not None for window in windows]
+        self._take(self._ask(lambda number: Message("pull", {"clock": 0, "shares": shares[number]}), "weights"))
+        self.clock = 0
 
     def _server(self, optimizer: Optimizer) -> Server:
         """The server here: a copy of the user's optimizer, over copies of the parameters that it holds."""
         assert self.listener is not None
-        share = self.held[self.roles.index]
-        own, found = share_of(optimizer, parameter_names(self.module), share.values())
-        for key in share.keys() - found.keys():  # parameters that no optimizer steps are given out as they are
-            value = share[key].of(self.parameters[share[key].name].detach()).clone()
-            found[key] = torch.nn.Parameter(value, requires_grad=False)
+        tensors = {name: p.detach() for name, p in self.parameters.items()}
+        own, found = share_of(optimizer, parameter_names(self.module), self.held[self.roles.index].values(), tensors)
         options = self.options
-        return Server(
-            self.listener, found, own, self.roles.workers, options.mode, options.max_staleness, self.zero_copy
-        )
+        workers, window = self.roles.workers, self.window
+        return Server(self.listener, found, own, workers, options.mode, options.max_staleness, self.zero_copy, window)
 
     def _start(self, server: Server) -> None:
         self.server = server
@@ -142,7 +158,7 @@ class ParameterServer(Strategy):
         self.clock += 1
         assert self.client is not None
         for number in range(len(self.roles.servers)):
-            self.client.send(number, self._gradients(number))
+            self.client.send(number, self._push(number))
         skip = False
         try:
             if not self._gradients_are_read() or self._fetch_gradients():
@@ -170,34 +186,23 @@ class ParameterServer(Strategy):
     def _fetch_gradients(self) -> bool:
         """Hold the true gradients of this step, as every worker does then; False where no worker had a loss."""
         answers = self._ask(lambda number: Message("gradients"), "gradients")
-        whole: dict[str, Tensor] = {}
-        for layout, held, answer in zip(self.layouts, self.held, answers, strict=True):
-            values = layout.split(answer.tensors)
-            for key, there in zip(layout.names, answer.fields["present"], strict=True):
-                piece = held[key]
-                if there:
-                    p = self.parameters[piece.name]
-                    piece.of(whole.setdefault(piece.name, torch.empty(p.shape, dtype=p.dtype))).copy_(values[key])
-        for name, p in self.parameters.items():
-            p.grad = whole[name].to(p.device) if name in whole else None
+        self.copies.take_gradients(answers)
         self.whole = bool(answers[0].fields["stepping"])
         return self.whole
 
     def _apply(self, fields: dict[str, Any]) -> Callable[[int], Message]:
         """The word to step. The first worker adds what hooks made of the true gradients, and of the weights: as with
         replicas, all workers must have done the same."""
-        changed = self.job.rank == 0 and not torch.equal(fingerprint(self.parameters.values()), self.known)
+        changed = self.job.rank == 0 and self.copies.changed()
         gradients = self.job.rank == 0 and self.whole
 
         def make(number: int) -> Message:
             message = Message("apply", {**fields, "gradients": gradients, "weights": changed})
             if gradients:
-                push = self._gradients(number)
-                message.fields["present"] = push.fields["present"]
-                message.tensors.extend(push.tensors)
+                message.fields["present"] = self.copies.present(number)
+                message.tensors.extend(self.copies.gradients(number))
             if changed:
-                weights = {key: p.of(self.parameters[p.name].detach()) for key, p in self.held[number].items()}
-                message.tensors.extend(self.layouts[number].flatten(weights))
+                message.tensors.extend(self.copies.weights(number))
             return message
 
         return make
@@ -205,7 +210,7 @@ class ParameterServer(Strategy):
     def _push_async(self, optimizer: Optimizer, before_step: Callable[[], None]) -> bool:
         """A step on this worker's clock. It counts where this worker had nothing to give, too: schedules, log
         boundaries and ends of epochs are found by counting steps, and must fall together on all workers."""
-        if not torch.equal(fingerprint(self.parameters.values()), self.known):
+        if self.copies.changed():
             raise TrainingError(
                 f"weights were changed on rank {self.job.rank} by something else than the optimizer: with"
                 " strategy.mode=async the servers' weights are the only ones; use strategy.mode=sync."
@@ -222,26 +227,21 @@ class ParameterServer(Strategy):
         self.clock += 1
 
         def push(number: int) -> Message:
-            message = self._gradients(number)
+            message = self._push(number)
             message.fields.update(groups=plain_groups(optimizer), version=self.version[number])
             return message
 
         self._take(self._ask(push, "weights"))
         return True
 
-    def _gradients(self, number: int) -> Message:
-        layout = self.layouts[number]
-        gradients: dict[str, Tensor | None] = {}
-        for key, piece in self.held[number].items():
-            gradient = self.parameters[piece.name].grad
-            gradients[key] = None if gradient is None else piece.of(gradient)
+    def _push(self, number: int) -> Message:
         fields = {
             "clock": self.clock,
-            "present": [gradients[name] is not None for name in layout.names],
+            "present": self.copies.present(number),
             "weight": float(self.weight),
             "contributed": bool(self.contributed),
         }
-        return Message("push", fields, layout.flatten(gradients))
+        return Message("push", fields, *self.copies.push(number))
 
     def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
         """``sync``: the servers clip, by the norm of the true gradient over all of them; here the wish is noted.
@@ -271,18 +271,9 @@ class ParameterServer(Strategy):
 
     def _take(self, answers: list[Message]) -> None:
         """Hold the weights that the servers sent."""
-        with torch.no_grad():
-            for layout, held, answer in zip(self.layouts, self.held, answers, strict=True):
-                for key, value in layout.split(answer.tensors).items():
-                    held[key].of(self.parameters[held[key].name].detach()).copy_(value)
-        self._remember()
+        self.copies.take(answers)
         self.version = tuple(answer.number("version") for answer in answers)
         self.staleness = [answer.fields["staleness"] for answer in answers]
-
-    def _remember(self) -> None:
-        """Know these weights from changed ones, on the workers that look: in ``sync`` the first one does for all."""
-        if self.job.rank == 0 or self.options.mode == "async":
-            self.known = fingerprint(self.parameters.values())
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     @contextmanager
@@ -307,12 +298,8 @@ class ParameterServer(Strategy):
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
         packed = [named_state(self.module, optimizer) for optimizer in optimizers]
         if packed:
-            states: dict[Piece, dict[str, Any]] = {}
-            for held, answer in zip(self.held, self._ask(lambda number: Message("state"), "state"), strict=True):
-                tensors = iter(answer.tensors)
-                for name, key, value in answer.fields["entries"]:
-                    states.setdefault(held[name], {})[key] = next(tensors) if value is None else value[0]
-            packed[0]["state"] = joined(states, {name: p.shape for name, p in self.parameters.items()})
+            answers = self._ask(lambda number: Message("state"), "state")
+            packed[0]["state"] = states.whole(answers, self.held, self.shapes)
         return {"module": self.module.state_dict(), "optimizers": packed, "precision": self.precision.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
@@ -324,19 +311,9 @@ class ParameterServer(Strategy):
         if self.server is not None and self.fits:
             share = self.held[self.roles.index]
             weights = {key: piece.of(self.parameters[piece.name].detach()) for key, piece in share.items()}
-            known = saved[0]["state"] if saved else None
-            shapes = {name: p.shape for name, p in self.parameters.items()}
-            self.server.load(
-                weights,
-                None
-                if known is None
-                else {
-                    key: piece.of_state(known[piece.name], shapes[piece.name])
-                    for key, piece in share.items()
-                    if piece.name in known
-                },
-            )
-        self._remember()
+            self.server.load(weights, states.part(saved[0]["state"], share, self.shapes) if saved else None)
+        if self.trains and self.fits:
+            self.copies.remember()
         if self.options.embedded and self.fits:
             self.communicator.barrier()  # nobody may push before the server beside the first worker has taken it up
 
@@ -348,24 +325,11 @@ class ParameterServer(Strategy):
 
     def traffic(self) -> dict[str, Any]:
         sent, messages = self.sent
+        stale = staleness.summary(self.staleness) if self.options.mode == "async" and self.staleness else {}
         for end in (self.client, self.server):
             if end is not None:
                 sent, messages = sent + end.bytes_sent, messages + end.messages
-        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages, **self._staleness()}
-
-    def _staleness(self) -> dict[str, Any]:
-        """Of all workers' pushes, over all servers: optimizer steps between the weights that a gradient was computed
-        with and those it was applied to."""
-        if self.options.mode != "async" or not self.staleness:
-            return {}
-        pushes, total = (sum(one[i] for one in self.staleness) for i in (0, 1))
-        largest = max(one[2] for one in self.staleness)
-        # Every push has a part for each server.
-        return {
-            "pushes": pushes // len(self.roles.servers),
-            "staleness_mean": total / pushes if pushes else 0.0,
-            "staleness_max": largest,
-        }
+        return {"bytes_sent": sent, "bytes_dense": sent, "messages": messages, **stale}
 
     def finish(self) -> None:
         """What the servers end with is what the caller's module gets; after this they are gone."""
@@ -387,9 +351,21 @@ class ParameterServer(Strategy):
             self.client.goodbye()
         if self.thread is not None:
             self.thread.join(timeout if timeout is not None else self.job.timeout)
+        self._unshare(at_rest=goodbye or self.job.world_size == 1)
         traffic = self.traffic()
         self.sent = (traffic["bytes_sent"], traffic["messages"])
         for end in (self.client, self.listener):
             if end is not None:
                 end.close()
         self.client = self.listener = self.server = self.thread = None
+
+    def _unshare(self, at_rest: bool) -> None:
+        """Where something failed a GPU may wait for ever for another rank: the memory then goes with the process."""
+        if not at_rest:
+            return
+        if self.windows:
+            self.copies.close()
+        for window in (self.window, *self.windows):
+            if window is not None:
+                window.close()
+        self.window, self.windows = None, ()

@@ -18,11 +18,14 @@ class FullyShardedOptions:
             backward: less memory, more traffic.
         reduce_every_micro_batch: reduce gradients after every micro-batch of a window, so that only shards of them are
             kept; ``False`` reduces once a step and keeps whole gradients meanwhile.
+        narrow_gather: under ``bf16-mixed``, gather the matrices of blocks in bf16, in messages apart from the vectors,
+            which stay in fp32: half the bytes in more messages, which pays where the links are slow.
     """
 
     wrap: str = "auto"
     reshard_after_forward: bool = True
     reduce_every_micro_batch: bool = True
+    narrow_gather: bool = False
 
 
 def _check(plan: Plan) -> list[Conflict]:

@@ -18,9 +18,11 @@ class ParameterServerOptions:
         mode: ``sync``: one step per batch with the mean of all workers' gradients, exact. ``async``: every worker's
             gradient is a step of its own, as soon as it comes.
         servers: how many ranks, the last ones, hold the parameters and train nothing.
-        embedded: one server in a thread beside the first worker instead; then every rank trains.
+        embedded: one server in a thread beside the first worker instead; then every rank trains. The server's weights
+            and the optimizer's state lie on that worker's device, beside the worker's own weights.
         max_staleness: ``async``: batches that a worker may be ahead of the slowest; null for any number.
         encrypt: CURVE keys for every connection; null: where there is more than one node, and there not to be left out.
+            Without, gradients and weights go through memory that the processes of the host share.
     """
 
     mode: str = "sync"
