@@ -515,3 +515,21 @@ def test_what_a_batch_logged_that_was_left_out_or_failed_is_not_seen(tmp_path: P
         }
 
     compare(run)
+
+
+def test_a_run_that_stopped_early_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+        for epochs, resumed in ((5, None), (5, "last.ckpt"), (3, "last.ckpt")):
+            root = tmp_path / L.__name__
+            stop = L.callbacks.EarlyStopping("val", patience=1, min_delta=10.0)
+            save = L.callbacks.ModelCheckpoint(root, save_last=True)
+            fit = trainer(L, root, callbacks=[stop, save], enable_checkpointing=True, max_epochs=epochs)
+            module = classifier(L)
+            fit.fit(module, loader(), loader(8), ckpt_path=resumed and root / resumed)
+            seen.append([fit.current_epoch, fit.global_step, fit.should_stop, stop.wait_count, stop.stopped_epoch])
+            seen.append(weights(module))
+        return {"seen": seen}
+
+    found = compare(run)["seen"]
+    assert found[2][0] == found[0][0] + 1
