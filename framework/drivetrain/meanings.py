@@ -40,6 +40,8 @@ class Meanings:
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too, unless steps limit it.
+        stays_stopped: whether a run that was asked to stop (by early stopping) remains so when it is resumed from a
+            checkpoint made after that; else it goes on to its limits, or until it is asked anew.
         examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
             logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         extra_keys: what becomes of keys of ``configure_optimizers`` that mean nothing: ``"raise"`` or ``"warn"``.
@@ -75,6 +77,7 @@ class Meanings:
     stages: str = "text"
     modes: str = "train"
     checks_resumed: bool = False
+    stays_stopped: bool = True
     examples: str = "kept"
     extra_keys: str = "raise"
     trials: str = "train"
@@ -108,6 +111,7 @@ LIGHTNING = Meanings(
     stages="enum",
     modes="kept",
     checks_resumed=True,
+    stays_stopped=False,
     examples="drawn",
     extra_keys="warn",
     trials="validate",

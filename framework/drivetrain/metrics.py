@@ -147,7 +147,15 @@ class Metrics:
             elif pieces and entry.steps and entry.steps[-1][0] == index:
                 entry.steps = [joined(entry.reduction, entry.steps[-1], (index, value, weight))]
             else:
+                if entry.steps and entry.steps[-1][0] != index:
+                    entry.former = entry.steps
                 entry.steps = [(index, value, weight)]  # training: only the newest is ever written
+
+    def leave_out(self, batch: int) -> None:
+        """Forget the step's values of training batch ``batch``, which makes no step."""
+        for entry in self.entries.values():
+            if entry.steps and entry.steps[-1][0] == batch:
+                entry.steps, entry.former = entry.former, []
 
     # -- looking at once ----------------------------------------------------------------------------------------
     def current(self, by_step: bool, alone: bool) -> Iterator[tuple[Entry, str, Tensor]]:

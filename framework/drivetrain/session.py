@@ -78,6 +78,8 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
             request.datamodule.on_exception(told)
         stage_loggers.finalize(trainer)
     finally:
+        if request.stage == "fit" and trainer.loop is not None and trainer.loop.in_batch:
+            trainer.loop.metrics.leave_out(trainer.loop.batch_idx)  # what fails has no metrics; those before it stay
         trainer.disconnect(error)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,40 @@ def test_a_name_that_means_two_things(L: Any, tmp_path: Path) -> None:
     L.Trainer(**options).fit(Module(3, [1, 2]), datamodule=Data(3, [1, 2]))
     with pytest.raises((RuntimeError, ConfigurationError), match="width"):
         L.Trainer(**options).fit(Module(3, [1, 2]), datamodule=Data(4, [1, 2]))
+
+
+def test_hyperparameters_saved_by_a_method_of_the_constructor(tmp_path: Path) -> None:
+    def run(L: Any) -> list[Any]:
+        class Base(L.LightningModule):  # type: ignore[misc, name-defined]
+            def keep(self) -> None:
+                self.save_hyperparameters(ignore="net")
+
+        class Module(Base):
+            def __init__(self, lr: float = 0.1, net: Any = None, **more: Any) -> None:
+                super().__init__()
+                self.keep()
+
+        module = Module(lr=0.5, net=torch.nn.Linear(1, 1), width=3)
+        return [dict(module.hparams), dict(module.hparams_initial), str(module.hparams), str(Module().hparams)]
+
+    assert run(ours) == run(theirs)
+
+
+def test_files_of_hyperparameters(tmp_path: Path) -> None:
+    def run(L: Any) -> list[Any]:
+        saving = importlib.import_module(f"{L.__name__}.core.saving")
+        file, table = str(tmp_path / "hparams.yaml"), str(tmp_path / "tags.csv")
+        given = {"lr": 0.1, "sizes": [1, 2], "part": {"deep": True}, "name": "x"}
+        saving.save_hparams_to_yaml(file, Namespace(**given))
+        as_config, plain = saving.load_hparams_from_yaml(file), saving.load_hparams_from_yaml(file, use_omegaconf=False)
+        saving.save_hparams_to_tags_csv(table, given)
+        saving.update_hparams(plain, {"part": {"more": 1}, "lr": 2})
+        saving.save_hparams_to_yaml(file, OmegaConf.create({"a": 1, "b": "${a}"}))
+        with pytest.warns(RuntimeWarning, match="missing.yaml"):
+            nothing = saving.load_hparams_from_yaml(str(tmp_path / "missing.yaml"))
+        referring = saving.load_hparams_from_yaml(file)
+        return [type(as_config), as_config, plain, saving.load_hparams_from_tags_csv(table), nothing, referring.b]
+
+    assert run(ours) == run(theirs)
+    with pytest.raises(TypeError, match="a mapping or a Namespace, not a list"):
+        importlib.import_module("drivetrain.lightning.core.saving").save_hparams_to_yaml(tmp_path / "x.yaml", [1])

@@ -596,3 +596,53 @@ def test_what_is_written_to_loggers_where_nothing_is_logged(tmp_path: Path) -> N
         }
 
     assert "hparams" in compare(run)["files"]
+
+
+def test_what_a_batch_logged_that_was_left_out_or_failed_is_not_seen(tmp_path: Path) -> None:
+    def starts(self: Any, batch: Any, batch_idx: int) -> int | None:
+        self.log("tokens", float(100 * self.current_epoch + batch_idx), batch_size=4)
+        return -1 if batch_idx == 3 else None
+
+    def steps(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train", loss)
+        if self.current_epoch == 1 and batch_idx == 2:
+            raise ValueError("of the project")
+        return loss
+
+    def run(L: Any) -> dict[str, Any]:
+        module = classifier(L, on_train_batch_start=starts, training_step=steps)
+        save = L.callbacks.OnExceptionCheckpoint(tmp_path / L.__name__)
+        seen: list[Any] = []
+
+        class Diary(L.Callback):  # type: ignore[misc, name-defined]
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                seen.append([dict(trainer.callback_metrics), dict(trainer.logged_metrics)])
+
+        fit = trainer(L, tmp_path, callbacks=[save, Diary()], max_epochs=2, enable_checkpointing=True)
+        with pytest.raises(ValueError, match="of the project"):
+            fit.fit(module, loader())
+        seen.append([dict(fit.callback_metrics), dict(fit.logged_metrics)])
+        return {
+            str(number): [{k: float(v) for k, v in known.items()} for known in both] for number, both in enumerate(seen)
+        }
+
+    compare(run)
+
+
+def test_a_run_that_stopped_early_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+        for epochs, resumed in ((5, None), (5, "last.ckpt"), (3, "last.ckpt")):
+            root = tmp_path / L.__name__
+            stop = L.callbacks.EarlyStopping("val", patience=1, min_delta=10.0)
+            save = L.callbacks.ModelCheckpoint(root, save_last=True)
+            fit = trainer(L, root, callbacks=[stop, save], enable_checkpointing=True, max_epochs=epochs)
+            module = classifier(L)
+            fit.fit(module, loader(), loader(8), ckpt_path=resumed and root / resumed)
+            seen.append([fit.current_epoch, fit.global_step, fit.should_stop, stop.wait_count, stop.stopped_epoch])
+            seen.append(weights(module))
+        return {"seen": seen}
+
+    found = compare(run)["seen"]
+    assert found[2][0] == found[0][0] + 1

@@ -28,13 +28,14 @@ _BELOW = {
     "accelerators": "accelerator cpu cuda",
     "demos": "boring_classes lstm mnist_datamodule transformer",
     "tuner": "batch_size_scaling lr_finder tuning",
-    "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer saving",
+    "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer",
     "utilities": "apply_func argparse cloud_io combined_loader compile consolidate_checkpoint data deepspeed"
     " distributed enums exceptions grads imports memory migration model_helpers"
     " parameter_tying parsing rank_zero seed signature_utils types upgrade_checkpoint"
     " warnings",
 }
 _FOUND_IN = {f"{home}.{path}": home for home, paths in _BELOW.items() for path in paths.split()} | {
+    "core.saving": "saving",
     "trainer.states": "states",
     "trainer.trainer": "trainer",
     "overrides.distributed": "utilities",

@@ -309,6 +309,7 @@ class FitLoop(RunningLoop):
             if "on_train_batch_start" in hooks.active:
                 if hooks("on_train_batch_start", batch, step.index) == -1:
                     self.between_steps = True
+                    self.metrics.leave_out(micro.index)
                     optimization.drop(steps)
                     if self._early_end is not None:
                         self._early_end.agree(self.epoch, step.index)
