@@ -19,5 +19,11 @@ class AttributeDict(dict[str, Any]):
     def __setattr__(self, key: str, value: Any) -> None:
         self[key] = value
 
+    def __repr__(self) -> str:
+        """A line for each key, in the order of the alphabet; the values stand below one another."""
+        named = {f'"{key}":': self[key] for key in sorted(self, key=str)}
+        width = max(map(len, named), default=0)
+        return "\n".join(f"{name:<{width}} {value}" for name, value in named.items())
+
     def __delattr__(self, key: str) -> None:
         del self[key]

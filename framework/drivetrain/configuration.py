@@ -122,7 +122,8 @@ class Configuration:
             seed: seeds everything before the module is built by a recipe, and the shuffle; None keeps torch's seed.
             nonfinite: a loss that is not finite: ``"raise"``, ``"skip"`` the step, or ``"warn"``.
             compile: compile the module's networks with ``torch.compile``: True (inductor) or the name of a backend.
-            return_weights: whether a call that starts workers brings the trained weights back into the caller's module.
+            return_weights: whether a call that starts workers brings the weights that it trained, or took from a
+                checkpoint, back into the caller's module.
             backend: ``"gloo"`` or ``"nccl"``; by the accelerator otherwise.
             node_rank, master_addr, master_port, start_timeout: several nodes without torchrun.
             timeout: seconds that a collective may take.

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.overrides import is_overridden
+from torch.nn.parameter import is_lazy
 
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.errors import CheckpointError
 from drivetrain.launch import Job, launch
 from drivetrain.launch.temporary import temporary_folder
+from drivetrain.module import TrainModule
+from drivetrain.states import TrainerFn
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -60,7 +64,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
         result = None
     weights = {}
-    if request.stage == "fit" and trainer.strategy.trains:
+    changed = request.stage == "fit" or request.ckpt_path is not None  # else they are the caller's own
+    if changed and trainer.strategy.trains:
         weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
     if job.local_rank == 0:
         module, fit = request.module, trainer.loop
@@ -151,10 +156,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     trainer.lightning_module, trainer.datamodule, trainer.stage = module, request.datamodule, request.stage
     module.trainer = trainer
     if state["weights"]:
-        if set(state["weights"]) - set(module.state_dict()):
-            module.configure_model()
-        trainer.precision_plugin.convert_module(module)  # as training in this process would have left it
-        module.load_state_dict(state["weights"], strict=module.strict_loading)
+        _take_weights(trainer, request, state["weights"])
     for key, owner in _owners(trainer, request).items():
         vars(owner).update(from_safe(state["noted"].get(key, {})))
     counters = from_safe(state["trainer"])
@@ -189,6 +191,35 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
                 parts.append([])
             parts[number].extend(tuple(part) for part in loader)
     return parts
+
+
+def _take_weights(trainer: Trainer, request: Request, weights: dict[str, torch.Tensor]) -> None:
+    """Give the caller's module the workers' weights. Where these set it up to be another one, so it is here first."""
+    module = request.module
+    if _unlike(module, weights):
+        with rng.kept():
+            if is_overridden("setup", module, TrainModule):
+                told = TrainerFn(request.stage) if trainer.meanings.stages == "enum" else request.stage
+                for owner in (request.datamodule, module):  # which one may ask the other
+                    if owner is not None:
+                        owner.setup(stage=told)
+            module.configure_model()
+    trainer.precision_plugin.convert_module(module)  # as training in this process would have left it
+    unlike = _unlike(module, weights)
+    if unlike and module.strict_loading:
+        warnings.warn(
+            f"{type(module).__name__} became another module in the workers than it is here: {', '.join(unlike[:5])} did"
+            " not come back; load a checkpoint for them.",
+            stacklevel=2,
+        )
+    module.load_state_dict({name: value for name, value in weights.items() if name not in unlike}, strict=False)
+
+
+def _unlike(module: TrainModule, weights: dict[str, torch.Tensor]) -> list[str]:
+    """The names that only one of both has, or whose shapes differ."""
+    own = module.state_dict()
+    both = [name for name in own.keys() & weights.keys() if not is_lazy(own[name])]
+    return sorted((own.keys() ^ weights.keys()) | {name for name in both if own[name].shape != weights[name].shape})
 
 
 def gather_predictions(communicator: Communicator, own: Any) -> Any:

@@ -7,7 +7,7 @@ import inspect
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
@@ -23,7 +23,8 @@ class HyperparametersMixin:
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
     CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"
     _log_hyperparams = False
-    hparams_name: str | None = None  # the argument whose parts the hyper-parameters are, or "kwargs" for several
+    # The argument whose parts the hyper-parameters are, or "kwargs" for several. TorchScript reads annotations.
+    hparams_name = cast("str | None", None)
 
     def save_hyperparameters(
         self,
@@ -100,7 +101,9 @@ def _as_dict(value: Any) -> dict[str, Any]:
 def _init_arguments(owner: Any, frame: FrameType | None) -> dict[str, Any]:
     """Arguments of the chain of ``__init__`` frames of ``owner``; the outermost (most derived) one wins."""
     collected: dict[str, Any] = {}
-    while frame is not None and frame.f_code.co_name == "__init__" and _first_argument(frame) is owner:
+    while frame is not None and not _initialises(frame, owner):  # ``__init__`` may leave it to a method
+        frame = frame.f_back
+    while frame is not None and _initialises(frame, owner):
         owner_class = frame.f_locals.get("__class__", type(owner))
         arguments: dict[str, Any] = {}
         signature = inspect.signature(owner_class.__init__)
@@ -112,6 +115,10 @@ def _init_arguments(owner: Any, frame: FrameType | None) -> dict[str, Any]:
         collected.update(arguments)
         frame = frame.f_back
     return collected
+
+
+def _initialises(frame: FrameType, owner: Any) -> bool:
+    return frame.f_code.co_name == "__init__" and _first_argument(frame) is owner
 
 
 def _first_argument(frame: FrameType) -> Any:

@@ -25,6 +25,9 @@ class Meanings:
         order: where the order of a shuffled loader comes from: ``"seed"`` (a seed of its own and the epoch) or
             ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
             order is that of a ``DistributedSampler`` of the run's seed).
+        starts: where the random numbers of a stage under several workers begin, in which data is split and models are
+            built by hooks: ``"script"`` (where the script's were) or ``"seed"`` (anew with that of ``seed_everything``,
+            where it was called).
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
             with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
@@ -37,6 +40,8 @@ class Meanings:
         modes: what ``fit`` does to the module's mode: ``"train"`` (all of it trains) or ``"kept"`` (what was put into
             evaluation mode stays there, as in frozen parts).
         checks_resumed: whether a run resumed at an epoch's end has a sanity check, too, unless steps limit it.
+        stays_stopped: whether a run that was asked to stop (by early stopping) remains so when it is resumed from a
+            checkpoint made after that; else it goes on to its limits, or until it is asked anew.
         examples: whether the passes with ``example_input_array`` whose results are only shown (the model summary's, the
             logged graph's) leave the random state as it was (``"kept"``) or, in one process, not (``"drawn"``).
         extra_keys: what becomes of keys of ``configure_optimizers`` that mean nothing: ``"raise"`` or ``"warn"``.
@@ -64,6 +69,7 @@ class Meanings:
     figures: str = "double"
     steps: str = "batch"
     order: str = "seed"
+    starts: str = "script"
     loaders: str = "first"
     window: str = "samples"
     moments: str = "step"
@@ -71,6 +77,7 @@ class Meanings:
     stages: str = "text"
     modes: str = "train"
     checks_resumed: bool = False
+    stays_stopped: bool = True
     examples: str = "kept"
     extra_keys: str = "raise"
     trials: str = "train"
@@ -96,6 +103,7 @@ LIGHTNING = Meanings(
     figures="default",
     steps="optimizer",
     order="torch",
+    starts="seed",
     loaders="needed",
     window="batches",
     moments="batch",
@@ -103,6 +111,7 @@ LIGHTNING = Meanings(
     stages="enum",
     modes="kept",
     checks_resumed=True,
+    stays_stopped=False,
     examples="drawn",
     extra_keys="warn",
     trials="validate",

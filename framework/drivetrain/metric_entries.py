@@ -63,6 +63,7 @@ class Entry:
     total: float = 0.0
     weight: float = 0.0
     steps: list[tuple[int, Any, float]] = field(default_factory=list)  # (batch, value, weight), newest last
+    former: list[tuple[int, Any, float]] = field(default_factory=list)  # in training: of the batch before that
 
     @property
     def title(self) -> str:

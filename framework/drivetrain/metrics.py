@@ -1,9 +1,9 @@
 """What ``self.log`` collects, and its reduction over batches and ranks.
 
-Logging a value costs a list append: nothing is computed, copied to the host or sent. At a boundary (every
-``log_every_n_steps`` optimizer steps, and at an epoch's end) each rank packs its sums and weights into one fp64
-vector; the strategy gathers the vectors and every rank combines them alike, matching values by *name*: ranks that
-logged different names take part with what they have.
+Logging a value costs a copy on its device and a list append: nothing is computed, copied to the host or sent. At a
+boundary (every ``log_every_n_steps`` optimizer steps, and at an epoch's end) each rank packs its sums and weights into
+one fp64 vector; the strategy gathers the vectors and every rank combines them alike, matching values by *name*: ranks
+that logged different names take part with what they have.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ class Metrics:
                     f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
                     " value.mean() or one element."
                 )
-            value = value.detach()
+            value = (
+                value.detach().reshape(()).clone()
+            )  # it may be a parameter, or a sum that the module goes on with in place
             entry.double |= value.dtype == torch.float64
         elif not isinstance(value, (int, float)):
             try:
@@ -145,7 +147,15 @@ class Metrics:
             elif pieces and entry.steps and entry.steps[-1][0] == index:
                 entry.steps = [joined(entry.reduction, entry.steps[-1], (index, value, weight))]
             else:
+                if entry.steps and entry.steps[-1][0] != index:
+                    entry.former = entry.steps
                 entry.steps = [(index, value, weight)]  # training: only the newest is ever written
+
+    def leave_out(self, batch: int) -> None:
+        """Forget the step's values of training batch ``batch``, which makes no step."""
+        for entry in self.entries.values():
+            if entry.steps and entry.steps[-1][0] == batch:
+                entry.steps, entry.former = entry.former, []
 
     # -- looking at once ----------------------------------------------------------------------------------------
     def current(self, by_step: bool, alone: bool) -> Iterator[tuple[Entry, str, Tensor]]:

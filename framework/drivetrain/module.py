@@ -248,7 +248,8 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Every rank's tensors and numbers, stacked along a new first dimension of size ``world_size``, which one rank
-        alone does not add. With ``sync_grads`` gradients flow back to where the tensors come from."""
+        alone does not add. With ``sync_grads`` gradients flow back to where the tensors come from. Ranks with fewer
+        rows than others are filled up, see :meth:`drivetrain.strategy_view.StrategyView.all_gather`."""
         from lightning_utilities.core.apply_func import apply_to_collection
 
         strategy = self.trainer.strategy

@@ -39,8 +39,10 @@ class PublishedMetrics:
     @property
     def callback(self) -> dict[str, torch.Tensor]:
         """What was logged; of what is logged by step and by epoch the epoch's value also without suffix."""
+        trainer = self.trainer
+        broke_off = trainer.stage == "fit" and trainer.status in ("failed", "interrupted")
         for entry, name, value in self._current():
-            if self.trainer.training or not self.by_step:
+            if trainer.training or not self.by_step or broke_off:
                 self._callback[entry.title] = self._callback[name] = value
         return self._callback
 

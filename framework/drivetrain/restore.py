@@ -13,7 +13,7 @@ import torch
 from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import checkpoint as store
-from drivetrain.checkpoint import layout, single
+from drivetrain.checkpoint import kept_hyperparameters, layout, single
 from drivetrain.errors import CheckpointError, MisfitError
 from drivetrain.module import TrainModule
 
@@ -106,13 +106,13 @@ def _arguments(
     """What ``cls`` is made with: the saved hyper-parameters, then what the caller gives."""
     ours = content.get(layout.OURS)
     rest = ours.get(key, {}) if isinstance(ours, dict) else {}
-    saved, withheld = layout.read_hyperparameters(content.get(key) or {}, rest, weights_only)
+    saved, withheld = kept_hyperparameters.read_hyperparameters(content.get(key) or {}, rest, weights_only)
     if hparams_file is not None:
         saved, withheld = _from_file(Path(hparams_file)), []
     accepted = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     name = content.get(name_key)
     if isinstance(name, str) and name in accepted and accepted[name].kind is not inspect.Parameter.VAR_KEYWORD:
-        saved = {name: layout.nested({**saved, **overrides})}
+        saved = {name: kept_hyperparameters.nested({**saved, **overrides})}
     arguments = {k: v for k, v in {**saved, **overrides}.items() if k not in ("_instantiator", "_class_path")}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         arguments = {k: v for k, v in arguments.items() if k in accepted}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import numpy
@@ -23,3 +24,10 @@ def seed_everything(seed: int = 1, workers: bool = True, verbose: bool = False) 
     if verbose:
         print(f"seed set to {seed}")
     return seed
+
+
+def start_anew() -> None:
+    """Seed everything as the script did that called Lightning's ``seed_everything``; nothing where it didn't."""
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    if seed is not None:
+        seed_everything(int(seed))

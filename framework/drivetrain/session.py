@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain import resumption, snapshot, stage_data, stage_loggers
+from drivetrain import resumption, seeding, snapshot, stage_data, stage_loggers
 from drivetrain.batch_limits import as_slice
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
@@ -43,6 +43,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
     phase.current.name = phase.SETUP
     with signals.handling(), _deterministic(trainer):
         try:
+            if trainer.meanings.starts == "seed" and job.world_size > 1:
+                seeding.start_anew()
             trainer.connect(job)
             _attach(trainer, request)
             with profiled(trainer):
@@ -79,6 +81,8 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
             request.datamodule.on_exception(told)
         stage_loggers.finalize(trainer)
     finally:
+        if request.stage == "fit" and trainer.loop is not None and trainer.loop.in_batch:
+            trainer.loop.metrics.leave_out(trainer.loop.batch_idx)  # what fails has no metrics; those before it stay
         trainer.disconnect(error)
 
 
@@ -205,6 +209,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     trainer.fitted = True
     if loaded is not None:
         snapshot.restore(trainer, loaded)
+        if fit.ended:
+            fit.schedules.keep()
     elif fit.finished and trainer.is_global_zero:
         warnings.warn(
             f"this Trainer has trained {fit.epoch} epochs and {fit.global_step} steps and is at its limit"

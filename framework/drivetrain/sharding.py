@@ -104,6 +104,7 @@ class BatchSource:
             and type(loader).__iter__ is DataLoader.__iter__
             and not isinstance(loader.dataset, IterableDataset)
             and loader.batch_sampler is not None
+            and not (mode == "per_process" and self._parted_by_its_own_rule(loader))
         ):
             self._rebuild(loader, seed)
         self.reader = watched(self.reader)
@@ -113,6 +114,13 @@ class BatchSource:
         self.full_length = self._length()
         self.length = limited(self.full_length, limit)
         self.uncounted = self.full_length == float("inf")  # on any rank
+
+    def _parted_by_its_own_rule(self, loader: DataLoader[Any]) -> bool:
+        """Whether the project deals out the samples itself, by a sampler that is not torch's or for other processes."""
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        return isinstance(sampler, DistributedSampler) and (
+            type(sampler) is not DistributedSampler or sampler.num_replicas != self.shard.size
+        )
 
     def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
         """A loader over the same data set whose batch sampler is ours."""
@@ -125,16 +133,18 @@ class BatchSource:
         if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
             drawn = sampler if isinstance(sampler, RandomSampler) else None
             shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else drawn is not None
+            if self._as_sampler and self.mode == "per_process" and self.training and type(sampler) is InOrder:
+                shuffle = True  # what Lightning says of use_distributed_sampler, and does
             shuffle = shuffle and not self.in_order
             own = getattr(sampler, "generator", None)
-            self._order = EpochOrder(
-                len(dataset),
-                seed if own is None else own.initial_seed(),
-                shuffle,
-                drawn is not None and drawn.replacement,
-                len(dataset) if drawn is None else drawn.num_samples,
-                self._as_sampler,
-            )
+            order_seed, samples = seed if own is None else own.initial_seed(), len(dataset)
+            if isinstance(sampler, DistributedSampler):
+                order_seed = sampler.seed
+                samples = min(samples, sampler.total_size) if sampler.drop_last else samples
+            elif drawn is not None:
+                samples = drawn.num_samples
+            replacement = drawn is not None and drawn.replacement
+            self._order = EpochOrder(len(dataset), order_seed, shuffle, replacement, samples, self._as_sampler)
             source = BatchSampler(self._order, batches.batch_size * factor, batches.drop_last)
         else:
             source = batches if factor == 1 else Joined(batches, factor)

@@ -81,12 +81,16 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         shared["loops"] = _after_step(trainer, loop_state.state_of(fit))
         shared["run"] = snapshot_file.facts(trainer)
         shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
+        shown = trainer.published.by_step
+        if alone:
+            trainer.published.by_step = None  # what the step that failed logged is no metric of the run
         shared["metrics"] = {
             "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "progress_bar": dict(trainer.progress_bar_metrics),
         }
+        trainer.published.by_step = shown
         own = {
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),

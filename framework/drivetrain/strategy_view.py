@@ -5,6 +5,7 @@ Names and meanings are those of Lightning's ``trainer.strategy``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -108,11 +109,11 @@ class StrategyView:
         return sum(found) == len(found) if all else any(found)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Every rank's tensor (all of one shape), stacked along a new first dimension. With ``sync_grads`` gradients
-        flow back to the ranks that they come from.
+        """Every rank's tensor, stacked along a new first dimension. With ``sync_grads`` gradients flow back to the
+        ranks that they come from. Where ranks have not equally many rows, see :func:`_stacked`.
 
         Raises:
-            ConfigurationError: ``group`` is given.
+            ConfigurationError: ``group`` is given, or tensors differ in more than their rows.
         """
         if group is not None:
             raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
@@ -120,19 +121,46 @@ class StrategyView:
         if sync_grads and self.communicator.world_size == 1:
             return tensor[None]
         if sync_grads and torch.is_grad_enabled():
-            return cast(Tensor, _Gather.apply(tensor, self.communicator))
-        return torch.stack(self.communicator.all_gather(tensor))
+            return _stacked(_Gather.apply(tensor, self.communicator))
+        return _stacked(_parts(tensor, self.communicator))
+
+
+def _parts(tensor: Tensor, communicator: Communicator) -> Sequence[Tensor]:
+    # A batch that the ranks cannot share out evenly leaves them different numbers of rows.
+    return communicator.all_gather(tensor, uneven=tensor.ndim > 0)
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """``parts`` as one tensor. Missing rows are filled up with the first rows of the ranks in turn, which is what a
+    DistributedSampler does with the samples.
+
+    Raises:
+        ConfigurationError: they differ in more than their rows, or no rank has a row to fill up with.
+    """
+    if len({part.shape for part in parts}) == 1:
+        return torch.stack(list(parts))
+    longest = max(len(part) for part in parts)
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        listed = ", ".join(str(tuple(part.shape)) for part in parts)
+        raise ConfigurationError(f"all_gather: the ranks' tensors are of shapes {listed}: only rows may differ.")
+    first = [part[row] for row in range(longest) for part in parts if row < len(part)]
+    spare = iter(first)
+    filled = [torch.cat([part, *(next(spare)[None] for _ in range(longest - len(part)))]) for part in parts]
+    return torch.stack(filled)
 
 
 class _Gather(torch.autograd.Function):
     """Gathers forward; backward sums what all ranks want of this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, communicator: Communicator) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, communicator: Communicator) -> tuple[Tensor, ...]:
         ctx.communicator = communicator
-        return torch.stack(communicator.all_gather(tensor))
+        return tuple(_parts(tensor, communicator))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        total = ctx.communicator.all_reduce(grads[0].contiguous().clone())
-        return total[ctx.communicator.rank], None
+        total = ctx.communicator.all_reduce(torch.cat([grad.reshape(-1) for grad in grads]))
+        rank = ctx.communicator.rank
+        mine = total.split([grad.numel() for grad in grads])[rank]
+        return mine.view(grads[rank].shape), None

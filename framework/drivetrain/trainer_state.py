@@ -89,7 +89,8 @@ class TrainerState(Configuration):
         fit = self.loop
         if fit is None:
             return self._adopted.get("current_epoch", 0)
-        return fit.epoch + (fit.cut or (fit.resumed and fit.ended and not self.sanity_checking))
+        before = self.sanity_checking or fit.data.asking
+        return fit.epoch + (fit.cut or (fit.resumed and fit.ended and not before))
 
     @property
     def global_step(self) -> int:

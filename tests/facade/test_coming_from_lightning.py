@@ -203,6 +203,12 @@ class Noted(Linear):
     def on_train_end(self) -> None:
         self.seen["reduced"] = float(self.trainer.strategy.reduce(torch.tensor(1.0 + self.global_rank)))
         self.seen["gathered"] = list(self.all_gather(torch.tensor([self.global_rank])).shape)
+        rows = torch.full((3 - self.global_rank, 2), float(self.global_rank), requires_grad=True)
+        with torch.enable_grad():
+            filled = self.all_gather(rows, sync_grads=True)
+            filled.sum().backward()
+        assert rows.grad is not None and torch.equal(filled, self.all_gather(rows.detach()))
+        self.seen["filled"], self.seen["back"] = filled[..., 0].tolist(), rows.grad[:, 0].tolist()
         self.seen["said"] = self.trainer.strategy.broadcast(["of", self.global_rank], src=1)
         self.seen["any"] = self.trainer.strategy.reduce_boolean_decision(self.global_rank == 1, all=False)
         self.seen["first"] = L.utilities.rank_zero_only(lambda: True)()
@@ -237,6 +243,9 @@ def test_what_is_logged_without_sync_dist_is_each_ranks_own(two_ranks: Any) -> N
     for rank, seen in enumerate(two_ranks[0][7]):
         assert seen["own_at_end"] == float(rank) and seen["mean_at_end"] == 0.5
         assert seen["reduced"] == 1.5 and seen["gathered"] == [2, 1]
+        # The row that the second rank lacks is the first rank's first.
+        assert seen["filled"] == [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+        assert seen["back"] == ([4.0, 2.0, 2.0] if rank == 0 else [2.0, 2.0])
         assert seen["said"] == ["of", 1] and seen["any"] is True
         assert seen["first"] is (True if rank == 0 else None)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import ListConfig, OmegaConf
 from torch import nn
 
+from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import CheckpointError, ConfigurationError
 from tests.facade.recorder import QUIET, loader, ours, theirs
 
@@ -92,6 +96,37 @@ def test_what_is_not_made_unasked_is_told(tmp_path: Path) -> None:
     assert again.scale is None and torch.equal(again.net.weight, module.net.weight)
 
 
+def test_configurations_come_back_as_what_they_were_and_as_they_were_changed(tmp_path: Path) -> None:
+    """A file is edited before it is loaded by whoever goes on with other classes."""
+
+    class Module(ours.LightningModule):
+        def __init__(self, net: Any, sizes: Any, seen: Any = None) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.weight.sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    config = OmegaConf.create({"net": {"width": 3, "out": "${.width}"}, "sizes": [1, 2]})
+    fit = ours.Trainer(**QUIET, logger=False, max_epochs=1, limit_train_batches=1)
+    fit.fit(Module(config.net, config.sizes, {1: float("nan")}), loader())
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    plain = Module.load_from_checkpoint(tmp_path / "a.ckpt").hparams
+    assert plain.net.out == 3 and plain.sizes == [1, 2] and type(plain.net) is AttributeDict
+    exact = Module.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=False).hparams
+    assert OmegaConf.to_yaml(exact.net) == OmegaConf.to_yaml(config.net) and isinstance(exact.sizes, ListConfig)
+    content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    content["hyper_parameters"]["net"]["width"] = 4
+    torch.save(content, tmp_path / "b.ckpt")
+    for trusted in (None, False):
+        changed = Module.load_from_checkpoint(tmp_path / "b.ckpt", weights_only=trusted).hparams
+        assert changed.net["width"] == 4 and list(changed.sizes) == [1, 2] and 1 in changed.seen
+
+
 @pytest.mark.parametrize("L", [ours, theirs], ids=["ours", "theirs"])
 def test_a_name_that_means_two_things(L: Any, tmp_path: Path) -> None:
     """Module and data module may have hyper-parameters of one name if they say the same."""
@@ -120,3 +155,40 @@ def test_a_name_that_means_two_things(L: Any, tmp_path: Path) -> None:
     L.Trainer(**options).fit(Module(3, [1, 2]), datamodule=Data(3, [1, 2]))
     with pytest.raises((RuntimeError, ConfigurationError), match="width"):
         L.Trainer(**options).fit(Module(3, [1, 2]), datamodule=Data(4, [1, 2]))
+
+
+def test_hyperparameters_saved_by_a_method_of_the_constructor(tmp_path: Path) -> None:
+    def run(L: Any) -> list[Any]:
+        class Base(L.LightningModule):  # type: ignore[misc, name-defined]
+            def keep(self) -> None:
+                self.save_hyperparameters(ignore="net")
+
+        class Module(Base):
+            def __init__(self, lr: float = 0.1, net: Any = None, **more: Any) -> None:
+                super().__init__()
+                self.keep()
+
+        module = Module(lr=0.5, net=torch.nn.Linear(1, 1), width=3)
+        return [dict(module.hparams), dict(module.hparams_initial), str(module.hparams), str(Module().hparams)]
+
+    assert run(ours) == run(theirs)
+
+
+def test_files_of_hyperparameters(tmp_path: Path) -> None:
+    def run(L: Any) -> list[Any]:
+        saving = importlib.import_module(f"{L.__name__}.core.saving")
+        file, table = str(tmp_path / "hparams.yaml"), str(tmp_path / "tags.csv")
+        given = {"lr": 0.1, "sizes": [1, 2], "part": {"deep": True}, "name": "x"}
+        saving.save_hparams_to_yaml(file, Namespace(**given))
+        as_config, plain = saving.load_hparams_from_yaml(file), saving.load_hparams_from_yaml(file, use_omegaconf=False)
+        saving.save_hparams_to_tags_csv(table, given)
+        saving.update_hparams(plain, {"part": {"more": 1}, "lr": 2})
+        saving.save_hparams_to_yaml(file, OmegaConf.create({"a": 1, "b": "${a}"}))
+        with pytest.warns(RuntimeWarning, match="missing.yaml"):
+            nothing = saving.load_hparams_from_yaml(str(tmp_path / "missing.yaml"))
+        referring = saving.load_hparams_from_yaml(file)
+        return [type(as_config), as_config, plain, saving.load_hparams_from_tags_csv(table), nothing, referring.b]
+
+    assert run(ours) == run(theirs)
+    with pytest.raises(TypeError, match="a mapping or a Namespace, not a list"):
+        importlib.import_module("drivetrain.lightning.core.saving").save_hparams_to_yaml(tmp_path / "x.yaml", [1])

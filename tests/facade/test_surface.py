@@ -154,6 +154,19 @@ def test_the_environment_overrides_defaults_only(monkeypatch: pytest.MonkeyPatch
 
 
 # -- imports ----------------------------------------------------------------------------------------------------
+DEEP = {
+    "callbacks.finetuning": "multiplicative",
+    "callbacks.prediction_writer": "WriteInterval",
+    "callbacks.progress.progress_bar": "get_standard_metrics",
+    "callbacks.progress.rich_progress": "RichProgressBarTheme",
+    "callbacks.timer": "Interval",
+    "core.saving": "load_hparams_from_yaml save_hparams_to_yaml convert update_hparams",
+    "loggers.logger": "DummyLogger",
+    "utilities.memory": "is_cuda_out_of_memory is_cudnn_snafu is_out_of_cpu_memory recursive_detach",
+    "utilities.types": "LRSchedulerConfig",
+}
+
+
 def test_published_imports() -> None:
     from drivetrain.lightning.callbacks.early_stopping import EarlyStopping
     from drivetrain.lightning.core.module import LightningModule
@@ -169,6 +182,9 @@ def test_published_imports() -> None:
     assert (
         importlib.import_module("drivetrain.lightning.loggers.logger").rank_zero_experiment(lambda logger: 4)(None) == 4
     )
+    for path, names in DEEP.items():
+        found = importlib.import_module(f"drivetrain.lightning.{path}")
+        assert all(getattr(found, name) is not None for name in names.split()), path
     assert L.callbacks.__spec__.name == "drivetrain.lightning.callbacks"
     with pytest.raises(ImportError):
         importlib.import_module("drivetrain.lightning.nothing")
@@ -176,6 +192,16 @@ def test_published_imports() -> None:
         from drivetrain.lightning.callbacks import Nothing  # noqa: F401
     with pytest.raises(ImportError, match="nothing"):
         from drivetrain.lightning.utilities import nothing  # noqa: F401
+
+
+def test_deep_names_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning imports them all; an import somewhere else in these tests would make them attributes."""
+    modules = importlib.import_module("drivetrain.lightning.trainer"), L.utilities
+    for module, name in zip(modules, ("states", "model_summary"), strict=True):
+        monkeypatch.delitem(vars(module), name, raising=False)
+    assert L.utilities.model_summary.summarize(torch.nn.Linear(2, 1)).total_parameters == 3
+    assert modules[0].states.TrainerFn.FITTING == "fit" and modules[0].trainer.Trainer is L.Trainer
+    assert L.callbacks.progress.rich_progress.RichProgressBar is L.callbacks.RichProgressBar
 
 
 def test_seed_everything(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,6 +238,8 @@ def test_exports(tmp_path: Path) -> None:
         assert torch.equal(torch.jit.load(tmp_path / "module.pt")(x), module(x))
     with pytest.raises(ConfigurationError, match="'script' or 'trace'"):
         module.to_torchscript(method="neither")
+    module.save_hyperparameters({"lr": 0.1})  # what it keeps with them is nothing for TorchScript to compile
+    assert torch.equal(module.to_torchscript()(x), module(x))
     assert not module.freeze().training and not any(p.requires_grad for p in module.parameters())
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,6 +281,15 @@ def test_taken_port_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"port {port} is taken"):
             launch(add, {"base": 0}, workers=1, master_port=port)
+
+
+def test_forkserver_runs_what_has_names_of_modules_of_torch() -> None:
+    """``torch.classes`` and ``torch.ops`` are modules that pickle cannot write; a script's attributes are called so."""
+    held = SimpleNamespace(classes=2.0, ops=3.0)
+    values = launch(
+        lambda job, payload: torch.tensor(held.classes + held.ops).item(), {}, workers=1, start_method="forkserver"
+    )
+    assert values == {0: 5.0}
 
 
 def test_forkserver_runs_closures_and_leaves_nothing() -> None:

@@ -158,6 +158,24 @@ def test_monitors_log_at_the_same_steps(tmp_path: Path) -> None:
         trainer(ours, tmp_path, callbacks=[ours.callbacks.DeviceStatsMonitor()]).fit(classifier(ours), loader())
 
 
+def test_a_schedule_that_is_exchanged_is_logged_by_its_own_name(tmp_path: Path) -> None:
+    def configure(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step", "name": "steps"}]
+
+    def run(L: Any) -> dict[str, Any]:
+        root = tmp_path / L.__name__
+        swa = L.callbacks.StochasticWeightAveraging(0.02, swa_epoch_start=2, annealing_epochs=1)
+        watch = [L.callbacks.LearningRateMonitor("step"), swa]
+        fit = trainer(L, root, callbacks=watch, logger=L.loggers.CSVLogger(root), log_every_n_steps=2, max_epochs=3)
+        fit.fit(classifier(L, configure_optimizers=configure), loader())
+        rates = {name: float(value) for name, value in fit.callback_metrics.items() if name in ("steps", "lr-SGD")}
+        return {"last": rates, "rows": [[row["step"], row["steps"], row["lr-SGD"]] for row in metrics(root)]}
+
+    assert len(compare(run)["last"]) == 2
+
+
 def test_lambda_callbacks(tmp_path: Path) -> None:
     def run(L: Any) -> dict[str, Any]:
         seen: list[Any] = []

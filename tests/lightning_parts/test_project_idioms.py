@@ -303,6 +303,84 @@ def test_bars_of_ones_own(tmp_path: Path) -> None:
         _ = ours.callbacks.TQDMProgressBar().test_progress_bar
 
 
+def test_what_is_logged_is_what_it_was_at_that_moment(tmp_path: Path) -> None:
+    """A parameter changes with the next step, a sum that a module keeps in place with the next batch."""
+
+    def run(L: Any) -> dict[str, Any]:
+        def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+            loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+            self.seen += len(batch[0])
+            self.log_dict({"seen": self.seen, "bias": self.head.bias[:1]}, on_step=True, on_epoch=True)
+            return loss
+
+        module, rows = classifier(L, training_step=training_step), []
+        module.register_buffer("seen", torch.zeros(()))
+
+        class Notes(L.Callback):  # type: ignore[misc, name-defined]
+            def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+                rows.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+        fit = trainer(L, tmp_path, callbacks=[Notes()], max_epochs=2)
+        fit.fit(module, loader())
+        shapes = {name: value.shape for name, value in fit.callback_metrics.items()}
+        found = {name: float(value) for name, value in fit.callback_metrics.items()}
+        return {"rows": rows, "metrics": found, "shapes": shapes}
+
+    compare(run)
+
+
+def test_a_run_goes_on_from_between_two_epochs_as_if_undisturbed(tmp_path: Path) -> None:
+    """From a file of the last epoch's end, whose plateau is still to be stepped, and from one saved after the fit."""
+
+    def run(epochs: int, path: Path | None = None, seed: int = 0) -> Any:
+        def configure_optimizers(self: Any) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": plateau, "monitor": "val"}
+
+        torch.manual_seed(seed)
+        module = classifier(ours, configure_optimizers=configure_optimizers)
+        data = DataLoader(loader().dataset, batch_size=4, shuffle=True)
+        saved = ours.callbacks.ModelCheckpoint(tmp_path / str(epochs), filename="end", enable_version_counter=False)
+        options: dict[str, Any] = {"callbacks": [saved], "enable_checkpointing": True, "num_sanity_val_steps": 2}
+        fit = trainer(ours, tmp_path, max_epochs=epochs, **options)
+        fit.fit(module, data, loader(8), ckpt_path=path)
+        fit.save_checkpoint(tmp_path / "after.ckpt")
+        return weights(module), module.rates
+
+    whole, rates = run(5)
+    run(3)
+    after = tmp_path / "between.ckpt"
+    (tmp_path / "after.ckpt").rename(after)
+    for path in (tmp_path / "3/end.ckpt", after):
+        found, last = run(5, path, seed=1)
+        torch.testing.assert_close(found, whole, rtol=0, atol=0)
+        assert last == rates[-2:] and rates[0] != rates[-1]
+
+
+def test_a_resumed_run_asks_for_its_loaders_in_the_same_epochs(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        asked: list[Any] = []
+
+        def data(which: str) -> Any:
+            def dataloader(self: Any) -> Any:
+                asked.append((which, self.trainer.current_epoch))
+                return loader(8)
+
+            return dataloader
+
+        for epochs, path in ((5, None), (8, tmp_path / f"{L.__name__}/end.ckpt")):
+            asked.append("a run")
+            module = classifier(L, train_dataloader=data("train"), val_dataloader=data("val"))
+            saved = L.callbacks.ModelCheckpoint(tmp_path / L.__name__, filename="end")
+            options: dict[str, Any] = {"callbacks": [saved], "enable_checkpointing": True, "num_sanity_val_steps": 1}
+            fit = trainer(L, tmp_path, max_epochs=epochs, reload_dataloaders_every_n_epochs=2, **options)
+            fit.fit(module, ckpt_path=path)
+        return {"asked": asked}
+
+    assert compare(run)["asked"].count("a run") == 2
+
+
 def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
     class Notes(ours.Callback):
         def __init__(self) -> None:
@@ -334,6 +412,41 @@ def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
     assert module.seen > 0 and module.table is table, "what did not change is not sent back"
     known = [row["accuracy"] for row in notes.rows]
     assert len(known) == 2 and known[-1] == pytest.approx(float(fit.callback_metrics["accuracy"])), "not an epoch late"
+    path, trained = tmp_path / "trained.ckpt", weights(module)
+    torch.save({"state_dict": trained, "epoch": 2, "global_step": 6, "pytorch-lightning_version": "2.6.0"}, path)
+    torch.nn.init.zeros_(module.head.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.validate(module, loader(9), ckpt_path=path, verbose=False)
+    assert torch.equal(module.head.weight, trained["head.weight"]), "what was validated is what the script has"
+
+
+def test_a_model_built_in_setup_comes_back_from_workers(tmp_path: Path) -> None:
+    """With the number of classes that the data module knows once it is set up; what only a callback adds does not."""
+
+    class Data(ours.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.classes = 2
+
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+    class Adds(ours.Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            pl_module.register_buffer("added", torch.ones(1))
+
+    def setup(self: Any, stage: str) -> None:
+        self.head = torch.nn.Linear(5, self.trainer.datamodule.classes, bias=False)
+
+    module = classifier(ours, setup=setup)
+    del module.head
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "callbacks": [Adds()], "max_epochs": 1}
+    fit, before = trainer(ours, tmp_path, **options), torch.get_rng_state()
+    with pytest.warns(UserWarning, match="added did not come back"):
+        fit.fit(module, datamodule=Data())
+    fit.save_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    assert float(fit.callback_metrics["loss"]) > 0 and module.head.weight.shape == (2, 5)
+    assert module.head.weight.is_leaf and torch.equal(torch.get_rng_state(), before), "nothing is drawn for it"
 
 
 def test_what_scripts_ask_of_the_trainer(tmp_path: Path) -> None:
@@ -483,3 +596,53 @@ def test_what_is_written_to_loggers_where_nothing_is_logged(tmp_path: Path) -> N
         }
 
     assert "hparams" in compare(run)["files"]
+
+
+def test_what_a_batch_logged_that_was_left_out_or_failed_is_not_seen(tmp_path: Path) -> None:
+    def starts(self: Any, batch: Any, batch_idx: int) -> int | None:
+        self.log("tokens", float(100 * self.current_epoch + batch_idx), batch_size=4)
+        return -1 if batch_idx == 3 else None
+
+    def steps(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train", loss)
+        if self.current_epoch == 1 and batch_idx == 2:
+            raise ValueError("of the project")
+        return loss
+
+    def run(L: Any) -> dict[str, Any]:
+        module = classifier(L, on_train_batch_start=starts, training_step=steps)
+        save = L.callbacks.OnExceptionCheckpoint(tmp_path / L.__name__)
+        seen: list[Any] = []
+
+        class Diary(L.Callback):  # type: ignore[misc, name-defined]
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                seen.append([dict(trainer.callback_metrics), dict(trainer.logged_metrics)])
+
+        fit = trainer(L, tmp_path, callbacks=[save, Diary()], max_epochs=2, enable_checkpointing=True)
+        with pytest.raises(ValueError, match="of the project"):
+            fit.fit(module, loader())
+        seen.append([dict(fit.callback_metrics), dict(fit.logged_metrics)])
+        return {
+            str(number): [{k: float(v) for k, v in known.items()} for known in both] for number, both in enumerate(seen)
+        }
+
+    compare(run)
+
+
+def test_a_run_that_stopped_early_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+        for epochs, resumed in ((5, None), (5, "last.ckpt"), (3, "last.ckpt")):
+            root = tmp_path / L.__name__
+            stop = L.callbacks.EarlyStopping("val", patience=1, min_delta=10.0)
+            save = L.callbacks.ModelCheckpoint(root, save_last=True)
+            fit = trainer(L, root, callbacks=[stop, save], enable_checkpointing=True, max_epochs=epochs)
+            module = classifier(L)
+            fit.fit(module, loader(), loader(8), ckpt_path=resumed and root / resumed)
+            seen.append([fit.current_epoch, fit.global_step, fit.should_stop, stop.wait_count, stop.stopped_epoch])
+            seen.append(weights(module))
+        return {"seen": seen}
+
+    found = compare(run)["seen"]
+    assert found[2][0] == found[0][0] + 1

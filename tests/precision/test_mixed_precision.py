@@ -40,6 +40,15 @@ def test_autocast(name: str, dtype: torch.dtype) -> None:
     assert precision.scales == (name == "16-mixed")
 
 
+def test_a_pass_without_gradients_takes_none_from_the_next() -> None:
+    layer, x = torch.nn.Linear(3, 2), torch.ones(4, 3)
+    with MixedPrecision("bf16-mixed").forward_context():
+        with torch.no_grad():
+            target = layer(x)
+        (layer(x) - 2 * target).square().mean().backward()
+    assert layer.weight.grad is not None and layer.weight.grad.abs().sum() > 0
+
+
 def test_inf_skips_the_step_and_halves_the_scale_then_training_goes_on() -> None:
     precision, weight = half(), nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.9)

@@ -180,6 +180,30 @@ def test_a_distributed_sampler_can_be_left_alone() -> None:
 
 
 # -- data modules and hooks -------------------------------------------------------------------------------------
+class Backwards(DistributedSampler[Any]):
+    """A project's own rule of who gets what."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, len(self.dataset), self.num_replicas)[::-1][: self.num_samples])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", [DistributedSampler, Backwards])
+def test_a_projects_distributed_sampler_deals_as_it_says(kind: Any, drop_last: bool) -> None:
+    """With batches of each process: by the sampler's seed, not the run's, and by its own rule where it has one."""
+    for rank in range(2):
+        options: dict[str, Any] = {"num_replicas": 2, "rank": rank, "seed": 3, "drop_last": drop_last}
+        samples = list(range(13 if drop_last else 12))
+        data = DataLoader(samples, batch_size=2, sampler=kind(samples, **options))  # type: ignore[arg-type]
+        shard = Shard(rank, 2)
+        source = BatchSource(data, shard, mode="per_process", seed=1, training=True, order="torch")
+        by_hand = kind(samples, **options)
+        for epoch in range(2):
+            source.set_epoch(epoch)
+            by_hand.set_epoch(epoch)
+            assert [int(number) for micro in source for number in micro.batch] == list(by_hand)
+
+
 def test_data_module_from_datasets() -> None:
     data = DataModule.from_datasets(dataset(24), [dataset(8), dataset(6)], dataset(6), dataset(5), batch_size=4)
     trainer = Trainer(**QUIET, max_epochs=1, precision="64-true")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -18,8 +17,8 @@ from typing import Any
 
 import torch
 
-from drivetrain.attribute_dict import AttributeDict
-from drivetrain.checkpoint.convert import TAG, from_safe, to_safe
+from drivetrain.checkpoint.convert import from_safe, to_safe
+from drivetrain.checkpoint.kept_hyperparameters import write_hyperparameters
 from drivetrain.errors import CheckpointError
 
 OURS = "drivetrain"
@@ -237,92 +236,7 @@ def by_name(packed: Mapping[str, Any], order: list[str]) -> dict[str, Any]:
     return {"state": {name[index]: value for index, value in packed["state"].items()}, "param_groups": groups}
 
 
-# -- hyper-parameters -------------------------------------------------------------------------------------------
-def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``(plain, rest)``: what every reader understands, and what it takes to have the very same values again.
-
-    An object that is no plain data (a network, a function) is only in ``rest``, pickled, and only made again for a
-    reader who trusts the file; what cannot be pickled is left out with a warning.
-    """
-    plain: dict[str, Any] = {}
-    exact: dict[str, Any] = {}
-    objects: dict[str, torch.Tensor] = {}
-    for name, value in values.items():
-        try:
-            safe = to_safe(value)
-        except CheckpointError:
-            buffer = io.BytesIO()
-            try:
-                torch.save(value, buffer)
-            except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-                warnings.warn(
-                    f"{where}.{name} is a {type(value).__name__} that cannot be pickled ({error}): it is not in the"
-                    f" checkpoint, pass {name}=... when loading.",
-                    stacklevel=2,
-                )
-            else:
-                objects[name] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-            continue
-        if _tagged(safe):
-            exact[name] = safe
-        plain[name] = _untagged(safe)
-    return plain, {key: part for key, part in (("exact", exact), ("objects", objects)) if part}
-
-
-def read_hyperparameters(
-    plain: Mapping[str, Any], rest: Mapping[str, Any], weights_only: bool | None
-) -> tuple[dict[str, Any], list[str]]:
-    """The values, and the names of those that are only made where the caller gives ``weights_only=False``."""
-    values = dict(plain)
-    values |= {name: from_safe(value) for name, value in rest.get("exact", {}).items() if name in plain}
-    objects = rest.get("objects", {})
-    if weights_only is not False:
-        return values, sorted(objects)
-    trusted = {n: torch.load(io.BytesIO(d.numpy().tobytes()), weights_only=False) for n, d in objects.items()}
-    return values | trusted, []
-
-
-def nested(value: Any) -> Any:
-    """Dictionaries as attribute dictionaries, all the way down: a configuration given as one argument."""
-    if isinstance(value, Mapping):
-        return AttributeDict((key, nested(inner)) for key, inner in value.items())
-    return [nested(inner) for inner in value] if type(value) is list else value
-
-
-def _tagged(safe: Any) -> bool:
-    if isinstance(safe, dict):
-        return TAG in safe or any(map(_tagged, safe.values()))
-    return isinstance(safe, (list, tuple)) and any(map(_tagged, safe))
-
-
-_SEQUENCES = ("set", "frozenset", "deque")
-_MAPPINGS = ("dict", "attributes", "OrderedDict", "Counter", "defaultdict")
-_KNOWN_TO_TORCH = ("dtype", "device", "Size", "complex", "bytes", "bytearray")
-
-
-def _untagged(safe: Any) -> Any:
-    """What ``to_safe`` gave, in the plain types nearest to it."""
-    if isinstance(safe, (list, tuple)):
-        return type(safe)(map(_untagged, safe))
-    if not isinstance(safe, dict):
-        return safe
-    kind = safe.get(TAG)
-    if kind is None:
-        return {key: _untagged(value) for key, value in safe.items()}
-    if kind in _MAPPINGS:
-        return {_untagged(key): _untagged(value) for key, value in safe["items"]}
-    if kind in _SEQUENCES:
-        return [_untagged(value) for value in safe["value"]]
-    value = from_safe(safe)
-    if kind in _KNOWN_TO_TORCH:
-        return value
-    if kind == "ndarray":
-        if safe["scalar"]:
-            return value.item()
-        return torch.from_numpy(value) if value.dtype.kind in "biufc" else str(value)
-    return str(value)
-
-
+# -- tensors --------------------------------------------------------------------------------------------------------
 def replace_tensors(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """``value`` with every tensor in its dictionaries and lists replaced by ``convert`` of it."""
     if isinstance(value, torch.Tensor):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import io
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
@@ -204,16 +208,32 @@ def _folder(path: Path) -> Path:
 
 
 def _pickled(target: Target | str, payload: dict[str, Any]) -> bytes:
-    import cloudpickle
-
+    buffer = io.BytesIO()
     try:
-        return bytes(cloudpickle.dumps((target, payload)))
+        _pickler(buffer).dump((target, payload))
+        return buffer.getvalue()
     except Exception as error:  # a user's object may raise anything when it is pickled
         raise ConfigurationError(
             f"this process cannot be forked because {start_methods.why_not_fork() or 'forkserver was asked for'}, and "
             f"what the workers need cannot be pickled ({type(error).__name__}: {error}): launch before computing, "
             "or pass plain data"
         ) from error
+
+
+def _pickler(buffer: io.BytesIO) -> Any:
+    """cloudpickle's, and modules of a class of their own (``torch.ops``, ``torch.classes``) by name: it meets them
+    wherever a class of a script has an attribute of that name."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                name = next((name for name, module in sys.modules.items() if module is obj), None)
+                if name is not None:
+                    return importlib.import_module, (name,)
+            return super().reducer_override(obj)
+
+    return Pickler(buffer)
 
 
 @contextmanager

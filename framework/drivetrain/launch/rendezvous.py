@@ -26,13 +26,14 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 @dataclass
 class _Joined:
     """The one job that this process has joined: its store, whether it hosts it, whether Gloo was told the interface;
-    and how many it joined before, one after the other."""
+    how many it joined before, one after the other; and what listens for all of them, by port."""
 
     job: Job = field(default_factory=Job)
     store: Store | None = None
     hosting: bool = False
     interface_set: bool = False
     count: int = 0
+    listening: dict[int, Store] = field(default_factory=dict)
 
 
 _joined = _Joined()
@@ -121,7 +122,12 @@ def _open_store(job: Job) -> tuple[Store, bool]:
         job.origin == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     )
     if job.rank == 0 and not agent_hosts:
-        return stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout), True
+        # It stays for the next group of the job: others may come to it before this process has left the last one, and
+        # who still holds that one's store keeps the port.
+        if job.master_port not in _joined.listening:
+            store = stores.host(job.master_port, loopback=job.num_nodes == 1, timeout=job.timeout)
+            _joined.listening[job.master_port] = store
+        return _joined.listening[job.master_port], True
     who = f"rank {job.rank} of {job.world_size}"
     store = stores.join(job.master_addr, job.master_port, who=who, wait=job.timeout, timeout=job.timeout)
     return store, False

@@ -40,7 +40,15 @@ NAMES = {
 __all__ = ["Callback", *NAMES]  # noqa: PLE0604  (they are strings)
 __path__: list[str] = []
 
-_BESIDE = {"Tqdm": "TQDMProgressBar", "convert_inf": "TQDMProgressBar"}  # by the class in whose module they are
+_BESIDE = {  # by the class in whose module they are
+    "Interval": "Timer",
+    "RichProgressBarTheme": "RichProgressBar",
+    "Tqdm": "TQDMProgressBar",
+    "WriteInterval": "BasePredictionWriter",
+    "convert_inf": "TQDMProgressBar",
+    "get_standard_metrics": "ProgressBar",
+    "multiplicative": "BackboneFinetuning",
+}
 _find = finder(__name__, "callbacks", NAMES, {})
 
 

@@ -7,6 +7,7 @@ from drivetrain.data import DataModule as LightningDataModule
 from drivetrain.data_hooks import DataHooks as DataHooks
 from drivetrain.hyperparameters import HyperparametersMixin as HyperparametersMixin
 from drivetrain.lightning import deep_names
+from drivetrain.lightning import saving as saving
 from drivetrain.module import TrainModule as LightningModule
 from drivetrain.optimizer import TrainOptimizer as LightningOptimizer
 

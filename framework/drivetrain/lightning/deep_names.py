@@ -28,13 +28,14 @@ _BELOW = {
     "accelerators": "accelerator cpu cuda",
     "demos": "boring_classes lstm mnist_datamodule transformer",
     "tuner": "batch_size_scaling lr_finder tuning",
-    "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer saving",
+    "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer",
     "utilities": "apply_func argparse cloud_io combined_loader compile consolidate_checkpoint data deepspeed"
     " distributed enums exceptions grads imports memory migration model_helpers"
     " parameter_tying parsing rank_zero seed signature_utils types upgrade_checkpoint"
     " warnings",
 }
 _FOUND_IN = {f"{home}.{path}": home for home, paths in _BELOW.items() for path in paths.split()} | {
+    "core.saving": "saving",
     "trainer.states": "states",
     "trainer.trainer": "trainer",
     "overrides.distributed": "utilities",
@@ -78,11 +79,24 @@ class _DeepNames(MetaPathFinder, Loader):
 
 
 def name_below(module: str) -> None:
-    """Let the paths below ``module`` be its attributes as well (``L.utilities.types``): Lightning imports them all."""
+    """Let the paths below ``module`` be its attributes as well (``L.utilities.types``): Lightning imports them all. A
+    name that leads to another module is one when it is asked for."""
+    root, _, short = module.rpartition(".")
     found = sys.modules[module]
-    for path in _BELOW[module.rpartition(".")[2]].split():
-        if "." not in path and f"{module.rpartition('.')[2]}.{path}" in _FOUND_IN:
-            vars(found).setdefault(path, found)
+    below = {path.removeprefix(f"{short}."): home for path, home in _FOUND_IN.items() if path.startswith(f"{short}.")}
+    for path, home in below.items():
+        if home == short:
+            for name in path.split("."):
+                vars(found).setdefault(name, found)
+    elsewhere = {path: home for path, home in below.items() if home != short and "." not in path}
+
+    def lead(name: str) -> ModuleType:
+        if name not in elsewhere:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return importlib.import_module(f"{root}.{elsewhere[name]}")
+
+    if elsewhere:
+        vars(found)["__getattr__"] = lead
 
 
 def install(root: str) -> None:

@@ -18,6 +18,7 @@ import drivetrain.trainer
 from drivetrain.callback import Callback
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
+from drivetrain.lightning import deep_names
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.plugins import precision_among
 from drivetrain.lightning.seed import seed_everything as seed_everything
@@ -175,3 +176,6 @@ class Trainer(drivetrain.trainer.Trainer):
     @property
     def accelerator(self) -> Accelerator:
         return CUDAAccelerator() if self.accelerator_name == "cuda" else CPUAccelerator()
+
+
+deep_names.name_below(__name__)

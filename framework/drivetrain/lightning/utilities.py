@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NotRequired, TypedDict
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.enums import StrEnum as LightningEnum
 from lightning_utilities.core.overrides import is_overridden as _is_overridden
 from lightning_utilities.core.rank_zero import rank_prefixed_message as rank_prefixed_message
@@ -32,6 +33,7 @@ from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
 from drivetrain.module import TrainModule
+from drivetrain.optimizer import SchedulerConfig as LRSchedulerConfig  # noqa: F401
 from drivetrain.sharding import batch_size as _batch_size
 
 __all__ = [
@@ -226,11 +228,33 @@ def is_overridden(method_name: str, instance: object | None = None, parent: type
     return bool(_is_overridden(method_name, instance, parent))
 
 
+def is_cuda_out_of_memory(exception: BaseException) -> bool:
+    """Whether a GPU had no memory left."""
+    return isinstance(exception, torch.OutOfMemoryError) or _tells(exception, "CUDA", "out of memory")
+
+
+def is_cudnn_snafu(exception: BaseException) -> bool:
+    """Whether cuDNN refused for want of memory, in words of its own."""
+    return _tells(exception, "CUDNN_STATUS_NOT_SUPPORTED")
+
+
+def is_out_of_cpu_memory(exception: BaseException) -> bool:
+    """Whether this machine had no memory left."""
+    return _tells(exception, "DefaultCPUAllocator: can't allocate memory")
+
+
+def _tells(exception: BaseException, *words: str) -> bool:
+    return isinstance(exception, RuntimeError) and all(word in str(exception) for word in words)
+
+
 def is_oom_error(exception: BaseException) -> bool:
     """Whether a device, or this machine, had no memory left."""
-    text = str(exception)
-    told = ("CUDA out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
-    return isinstance(exception, torch.OutOfMemoryError) or any(words in text for words in told)
+    return is_cuda_out_of_memory(exception) or is_cudnn_snafu(exception) or is_out_of_cpu_memory(exception)
+
+
+def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
+    """Any nesting of tensors, detached; ``to_cpu`` copies them there."""
+    return apply_to_collection(in_dict, Tensor, lambda t: t.detach().cpu() if to_cpu else t.detach())
 
 
 def garbage_collection_cuda() -> None:

@@ -133,8 +133,9 @@ class FitLoop(RunningLoop):
         self.schedules.start()
         if trainer.meanings.modes == "train":
             self.module.train()
-        if not self.resumed and not self.opened:
-            # A later call of fit opens anew, in Lightning's natural order.
+        if not self.resumed and not self.opened and trainer.random_state is None:
+            # A later call of fit opens anew, in Lightning's natural order. What goes on from saved random states opens
+            # when they are back, as the run did that they are of.
             source.open(keep=self.epoch == 0 or self.restored)
         if self.validations.in_epoch():
             stage_data.validation(trainer)
@@ -192,6 +193,8 @@ class FitLoop(RunningLoop):
         """The epoch's batches; False when training was stopped among them."""
         trainer, hooks = self.trainer, self.hooks
         resumed, self.resumed = self.resumed, False
+        if not resumed:  # a checkpoint from between two epochs: what follows drew from these states
+            self.trainer.restore_random_state()
         self.data.begin(self.epoch)
         self.forward_only = False
         if not resumed:
@@ -306,6 +309,7 @@ class FitLoop(RunningLoop):
             if "on_train_batch_start" in hooks.active:
                 if hooks("on_train_batch_start", batch, step.index) == -1:
                     self.between_steps = True
+                    self.metrics.leave_out(micro.index)
                     optimization.drop(steps)
                     if self._early_end is not None:
                         self._early_end.agree(self.epoch, step.index)

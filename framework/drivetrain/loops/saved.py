@@ -34,11 +34,12 @@ def restore(fit: FitLoop, state: dict[str, Any]) -> None:
     """Let ``fit`` go on from what :func:`state_of` said."""
     fit.epoch, fit.batch, fit.global_step = state["epoch"], state["batch"], state["global_step"]
     fit.data.go_on_in(fit.epoch)
+    fit.validations.go_on_in(fit.epoch)
     fit.optimization.steps = state.get("optimizer_steps", fit.global_step)
     fit.validations.done, fit.ended, fit.boundary.logged = state["validated"], state["ended"], state["logged"]
     fit.schedules.plateau_due = state["plateau_due"]
     fit.schedules.stepped, fit.schedules.stepped_in_epoch = state.get("schedules", (0, 0))
-    fit.trainer.should_stop = fit.boundary.stop = state["stop"]
+    fit.trainer.should_stop = fit.boundary.stop = state["stop"] and fit.trainer.meanings.stays_stopped
     fit.is_last_batch = state["is_last_batch"]
     fit.batches_seen, fit.seconds_before = state["batches_seen"], state["seconds"]
     fit.trainer.loss_curve[:] = [tuple(point) for point in state["loss_curve"]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
+import torch
+
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.optimizer import SchedulerConfig
 
@@ -26,10 +28,17 @@ class Schedules:
         self.stepped = self.stepped_in_epoch = 0
         self._interval = 0  # what the step made last counts as
         self._watches = False  # whether a scheduler reads a metric after every step
+        self._kept: dict[str, torch.Tensor] = {}  # of an epoch that ended before this run was resumed
 
     def start(self) -> None:
         """The run begins: all schedulers are known."""
         self._watches = any(c.interval == "step" and c.reduce_on_plateau for c in self.trainer.lr_scheduler_configs)
+
+    def keep(self) -> None:
+        """Keep what is watched of an epoch of which only the end is left to do: a check before training hides it."""
+        watched = {config.monitor for config in self.trainer.lr_scheduler_configs if config.monitor}
+        found = {name: self.trainer.monitored(name) for name in watched}
+        self._kept = {name: value for name, value in found.items() if value is not None}
 
     def after_step(self) -> None:
         """Step what counts steps; what watches a metric waits for it."""
@@ -45,6 +54,8 @@ class Schedules:
     def after_epoch(self, *, plateau: bool) -> None:
         """Step what counts epochs: as soon as the batches are done, or (``plateau``) once the metrics are known."""
         self._step("epoch", self.fit.epoch + 1, plateau=plateau)
+        if plateau:
+            self._kept.clear()
 
     def _steps(self) -> int:
         """What a schedule's ``frequency`` counts: the steps of the run, or of the epoch."""
@@ -70,7 +81,9 @@ class Schedules:
         metric = None
         if config.reduce_on_plateau:
             known = self.trainer.callback_metrics
-            metric = self.trainer.monitored(config.monitor or "")
+            metric = self._kept.get(config.monitor or "")
+            if metric is None:
+                metric = self.trainer.monitored(config.monitor or "")
             if metric is None:
                 hint = nearest(config.monitor or "", known)
                 what = f"the scheduler watches {config.monitor!r}, which was not logged: {hint}"

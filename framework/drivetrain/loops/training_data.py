@@ -24,12 +24,15 @@ class TrainingData:
         self._source = source
         self._order: dict[str, Any] = {}  # of a source that is not there yet
         self._read_in = epoch  # the epoch in which the loaders were asked for last
+        self.asking = False  # a run resumed at an epoch's end is in that epoch as long as it asks
 
     @property
     def source(self) -> BatchSource:
         """The training data, asked for where it was not yet."""
         if self._source is None:
+            self.asking = True
             self._source = stage_data.training(self.trainer)
+            self.asking = False
             self._source.load_state_dict(self._order)
         return self._source
 

@@ -29,6 +29,10 @@ class Validations:
         self._timed_at = 0.0  # seconds of training at the last one that time called for
         self._read_in = fit.epoch  # the epoch in which the loaders were asked for last
 
+    def go_on_in(self, epoch: int) -> None:
+        """Training was resumed in ``epoch``."""
+        self._read_in = epoch
+
     # -- when ---------------------------------------------------------------------------------------------------
     def in_epoch(self) -> bool:
         """Whether this epoch is one with validation."""

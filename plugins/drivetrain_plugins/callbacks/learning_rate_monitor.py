@@ -46,15 +46,13 @@ class LearningRateMonitor(Callback):
         self.lrs: dict[str, list[float]] = {}
         self.last_momentum_values: dict[str, float | None] = {}
         self.last_weight_decay_values: dict[str, float | None] = {}
-        self._names: list[tuple[str, Optimizer, str]] = []  # name, optimizer, interval
         self._logged_step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._logged_step = -1
-        self._names = named_optimizers(trainer)
         self.lrs = {
             key: []
-            for name, optimizer, _ in self._names
+            for name, optimizer, _ in named_optimizers(trainer)
             for key in (_group_name(name, optimizer, index) for index in range(len(optimizer.param_groups)))
         }
         self.last_momentum_values = {f"{key}-momentum": None for key in self.lrs}
@@ -75,7 +73,7 @@ class LearningRateMonitor(Callback):
 
     def _log(self, trainer: Trainer, interval: str, step: int) -> None:
         found: dict[str, float] = {}
-        for name, optimizer, its_interval in self._names:
+        for name, optimizer, its_interval in named_optimizers(trainer):  # schedules may have been exchanged
             if self.logging_interval is not None or its_interval in (interval, "any"):
                 found.update(self._read(name, optimizer))
         if not found:

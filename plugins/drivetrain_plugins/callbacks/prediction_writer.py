@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
@@ -12,7 +13,24 @@ if TYPE_CHECKING:
     from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
-INTERVALS = ("batch", "epoch", "batch_and_epoch")
+
+class WriteInterval(StrEnum):
+    """When predictions are written."""
+
+    BATCH = "batch"
+    EPOCH = "epoch"
+    BATCH_AND_EPOCH = "batch_and_epoch"
+
+    @property
+    def on_batch(self) -> bool:
+        return self is not WriteInterval.EPOCH
+
+    @property
+    def on_epoch(self) -> bool:
+        return self is not WriteInterval.BATCH
+
+
+INTERVALS = tuple(str(interval) for interval in WriteInterval)
 
 
 class BasePredictionWriter(Callback):
@@ -31,8 +49,8 @@ class BasePredictionWriter(Callback):
             raise ConfigurationError(
                 f"{type(self).__name__}(write_interval={write_interval!r}): {nearest(str(write_interval), INTERVALS)}"
             )
-        self.interval = str(write_interval)
-        self.reads_predictions = self.interval != "batch"
+        self.interval = WriteInterval(str(write_interval))
+        self.reads_predictions = self.interval.on_epoch
 
     def write_on_batch_end(
         self,
@@ -64,11 +82,11 @@ class BasePredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         loop = trainer.predict_loop
-        if self.interval != "epoch" and loop.keeps:
+        if self.interval.on_batch and loop.keeps:
             indices = loop.current_batch_indices
             self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self.interval != "batch":
+        if self.interval.on_epoch:
             loop = trainer.predict_loop
             self.write_on_epoch_end(trainer, pl_module, loop.predictions, loop.epoch_batch_indices)

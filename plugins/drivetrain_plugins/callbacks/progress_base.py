@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
+def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
+    """What is shown beside every bar: the version that the loggers write, its last four letters where it is text."""
+    versions = list(dict.fromkeys(logger.version for logger in trainer.loggers))
+    version = versions[0] if len(versions) == 1 else "_".join(str(each) for each in versions)
+    if version in ("", None):
+        return {}
+    return {"v_num": version[-4:] if isinstance(version, str) else version}
+
+
 class ProgressBar(Callback):
     """Names and meanings are Lightning's. It exists on the first worker only.
 
@@ -58,10 +67,8 @@ class ProgressBar(Callback):
         """What is shown beside the bar: metrics logged with ``prog_bar=True``, and as ``v_num`` the loggers' version
         where Lightning's meanings hold."""
         shown: dict[str, Any] = {}
-        if trainer.loggers and getattr(getattr(trainer, "meanings", None), "shows_version", False):
-            version = "_".join(dict.fromkeys(str(logger.version) for logger in trainer.loggers))
-            if version not in ("", "None"):
-                shown["v_num"] = version[-4:]
+        if getattr(getattr(trainer, "meanings", None), "shows_version", False):
+            shown.update(get_standard_metrics(trainer))
         shown.update(trainer.progress_bar_metrics.items())
         return shown
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.arguments import in_seconds
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+
+class Interval(StrEnum):
+    """After what a clock is looked at."""
+
+    step = "step"
+    epoch = "epoch"
+
+
 STAGES = ("train", "sanity_check", "validate", "test", "predict")
 
 
@@ -40,7 +50,7 @@ class Timer(Callback):
         if interval not in ("step", "epoch"):
             raise ConfigurationError(f"Timer(interval={interval!r}) is none: use 'step' or 'epoch'.")
         self._duration = None if duration is None else in_seconds("Timer: duration", duration, zero=True)
-        self._by_step = interval == "step" and self._duration is not None
+        self._by_step = interval == Interval.step and self._duration is not None
         self._verbose = verbose
         self._started: dict[str, float] = {}
         self._ended: dict[str, float] = {}

@@ -85,7 +85,8 @@ class MixedPrecision(Precision):
         return DTYPES[self.name]
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device_type, self.dtype)
+        # A weight cast in no_grad, as for a target network, would be what the loss is computed with: without gradients.
+        return torch.autocast(self._device_type, self.dtype, cache_enabled=False)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         if not self.scales:

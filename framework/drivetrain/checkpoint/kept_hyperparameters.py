@@ -1,0 +1,139 @@
+"""Hyper-parameters in a checkpoint: as plain data for every reader, and what it takes to have the very same values."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from drivetrain.attribute_dict import AttributeDict
+from drivetrain.checkpoint.convert import TAG, from_safe, to_safe
+from drivetrain.errors import CheckpointError
+
+
+def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """``(plain, rest)``: what every reader understands, and what it takes to have the very same values again.
+
+    An object that is no plain data (a network, a function) is only in ``rest``, pickled, and only made again for a
+    reader who trusts the file; what cannot be pickled is left out with a warning. A value that plain data brings back
+    as a plainer kind (a configuration of OmegaConf, a dataclass) is in both.
+    """
+    plain: dict[str, Any] = {}
+    exact: dict[str, Any] = {}
+    objects: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        try:
+            safe = to_safe(value)
+        except CheckpointError:
+            try:
+                objects[name] = _pickled(value)
+            except _UNPICKLABLE as error:
+                warnings.warn(
+                    f"{where}.{name} is a {type(value).__name__} that cannot be pickled ({error}): it is not in the"
+                    f" checkpoint, pass {name}=... when loading.",
+                    stacklevel=2,
+                )
+            continue
+        if not _same_kinds(value, from_safe(safe)):
+            with suppress(*_UNPICKLABLE):  # its values are there
+                objects[name] = _pickled(value)
+        if _tagged(safe):
+            exact[name] = safe
+        plain[name] = _untagged(safe)
+    return plain, {key: part for key, part in (("exact", exact), ("objects", objects)) if part}
+
+
+def read_hyperparameters(
+    plain: Mapping[str, Any], rest: Mapping[str, Any], weights_only: bool | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The values, and the names of those that are only made where the caller gives ``weights_only=False``. A plain
+    value that someone changed in the file is what counts."""
+    values = dict(plain)
+    for name, safe in rest.get("exact", {}).items():
+        if name in plain and _alike(_untagged(safe), plain[name]):
+            values[name] = from_safe(safe)
+    objects = rest.get("objects", {})
+    if weights_only is not False:
+        return values, sorted(objects.keys() - values.keys())
+    for name, data in objects.items():
+        value = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)
+        if name not in plain or _alike(_untagged(to_safe(value)), plain[name]):
+            values[name] = value
+    return values, []
+
+
+_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, RuntimeError)
+
+
+def _pickled(value: Any) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def nested(value: Any) -> Any:
+    """Dictionaries as attribute dictionaries, all the way down: a configuration given as one argument."""
+    if isinstance(value, Mapping):
+        return AttributeDict((key, nested(inner)) for key, inner in value.items())
+    return [nested(inner) for inner in value] if type(value) is list else value
+
+
+def _tagged(safe: Any) -> bool:
+    if isinstance(safe, dict):
+        return TAG in safe or any(map(_tagged, safe.values()))
+    return isinstance(safe, (list, tuple)) and any(map(_tagged, safe))
+
+
+_SEQUENCES = ("set", "frozenset", "deque")
+_MAPPINGS = ("dict", "attributes", "OrderedDict", "Counter", "defaultdict")
+_KNOWN_TO_TORCH = ("dtype", "device", "Size", "complex", "bytes", "bytearray")
+
+
+def _untagged(safe: Any) -> Any:
+    """What ``to_safe`` gave, in the plain types nearest to it."""
+    if isinstance(safe, (list, tuple)):
+        return type(safe)(map(_untagged, safe))
+    if not isinstance(safe, dict):
+        return safe
+    kind = safe.get(TAG)
+    if kind is None:
+        return {key: _untagged(value) for key, value in safe.items()}
+    if kind in _MAPPINGS:
+        return {_untagged(key): _untagged(value) for key, value in safe["items"]}
+    if kind in _SEQUENCES:
+        return [_untagged(value) for value in safe["value"]]
+    value = from_safe(safe)
+    if kind in _KNOWN_TO_TORCH:
+        return value
+    if kind == "ndarray":
+        if safe["scalar"]:
+            return value.item()
+        return torch.from_numpy(value) if value.dtype.kind in "biufc" else str(value)
+    return str(value)
+
+
+def _same_kinds(value: Any, again: Any) -> bool:
+    """Whether what came back is of the types that went in, as far as dictionaries and lists show theirs."""
+    if type(value) is not type(again):
+        return isinstance(value, torch.Tensor)
+    if isinstance(value, dict):
+        return all(_same_kinds(inner, again.get(key)) for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_same_kinds, value, again))
+    return True
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two pieces of plain data hold the same."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_alike(value, b[key]) for key, value in a.items())
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_alike, a, b))
+    return bool(a == b) or repr(a) == repr(b)  # NaN
