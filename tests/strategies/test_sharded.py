@@ -290,11 +290,20 @@ class LooksAtWhole(LooksAtDtypes):
     matrices = torch.float32
 
 
-@pytest.mark.parametrize(("narrow", "make"), [(True, LooksAtDtypes), (False, LooksAtWhole)])
-def test_under_bf16_mixed_matrices_are_gathered_in_bf16_where_that_is_asked_for(narrow: bool, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "devices", "narrow", "make"),
+    [
+        ({"name": "fsdp"}, 2, True, LooksAtDtypes),
+        ({"name": "fsdp"}, 2, False, LooksAtWhole),
+        ({"name": "mesh", "shard": 2, "tensor": 2}, 4, True, LooksAtDtypes),
+    ],
+)
+def test_under_bf16_mixed_matrices_are_gathered_in_bf16_where_that_is_asked_for(
+    chosen: dict[str, Any], devices: int, narrow: bool, make: Any
+) -> None:
     """As near to single as ddp is; in fp32 the losses are 0.005 apart."""
-    strategy = {"name": "fsdp", "narrow_gather": narrow}
-    check_parity(strategy, 2, 3e-3, make=make, precision="bf16-mixed", max_steps=8)
+    strategy = {**chosen, "narrow_gather": narrow}
+    check_parity(strategy, devices, 3e-3, make=make, precision="bf16-mixed", max_steps=8)
 
 
 # -- tensor parallelism -----------------------------------------------------------------------------------------

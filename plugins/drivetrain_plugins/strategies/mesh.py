@@ -80,7 +80,9 @@ class Mesh(Strategy):
         parallelize_module(module, tensor, plan)
         if self.sharded:
             dtensors.quiet_gathers()
-            shard(module, self.mesh["replica"], self.options.wrap, self.options.reshard_after_forward)
+            options = self.options
+            compute = self.precision.compute_dtype if options.narrow_gather else None
+            shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
