@@ -263,11 +263,15 @@ class BatchSource:
         return self._read_as_told(numbered)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the order of the epoch at hand comes from, where that is not the seed."""
+        """What the order of the epoch at hand comes from, where the next run's seed may be another."""
+        if self._as_sampler and self._order is not None:
+            return {"seed": self._order.seed}
         return {"drawn_from": self._drawn_from} if self.natural else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed_from = state.get("drawn_from", [])
+        if self._order is not None and "seed" in state:
+            self._order.seed = state["seed"]
 
     @property
     def given(self) -> Any:
