@@ -114,9 +114,8 @@ class Metrics:
                     f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
                     " value.mean() or one element."
                 )
-            value = (
-                value.detach().reshape(()).clone()
-            )  # it may be a parameter, or a sum that the module goes on with in place
+            # A copy, for it may be a parameter, or a sum that the module goes on with in place.
+            value = value.detach().reshape(()).clone()
             entry.double |= value.dtype == torch.float64
         elif not isinstance(value, (int, float)):
             try:
