@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -34,6 +35,15 @@ class Around(nn.Module):
     def forward(self, x: Any) -> Any:
         y = self.inner(x)
         return y + self.inner(y)
+
+
+class Suppressed(Base):
+    def training_step(self, x: Any, batch_idx: int) -> Any:
+        with suppress(ValueError):
+            if batch_idx:
+                raise ValueError
+            self.net(x)
+        return self.net(x)
 
 
 class Zero(Base):
@@ -156,7 +166,7 @@ class BothArms(Base):
     ("kind", "calls"),
     [
         *((kind, 0) for kind in (Zero, ByData, Handled, Renamed, Replaces, Decorated, Raises, Recursive)),
-        *((kind, 1) for kind in (One, OneOfTwoArms, EarlyEnd)),
+        *((kind, 1) for kind in (One, OneOfTwoArms, EarlyEnd, Suppressed)),
         *((kind, 2) for kind in (Straight, ThroughMethods, ThroughOther, BothArms)),
         (Inherited, 3),
         (Aliased, 4),

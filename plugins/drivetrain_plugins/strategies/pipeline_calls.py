@@ -94,7 +94,10 @@ class _Frame:
             return self._loop(one, count)
         if isinstance(one, ast.With):
             count += sum(self._value(item.context_expr) for item in one.items)
-            return self._block(one.body, count)
+            if all(_lets_raise(item.context_expr) for item in one.items):
+                return self._block(one.body, count)
+            self._uncertain(one, count)  # such as contextlib.suppress, which may go on after a part of it
+            return count
         if isinstance(one, ast.Try):
             if not one.handlers:
                 return self._block(one.finalbody, self._block(one.orelse, self._block(one.body, count)))
@@ -175,6 +178,13 @@ class _Frame:
         here = next((n for n, cls in enumerate(classes) if function in vars(cls).values()), len(classes))
         found = next((vars(cls)[name] for cls in classes[here + 1 :] if name in vars(cls)), None)
         return MethodType(found, owner) if isinstance(found, FunctionType) else None
+
+
+def _lets_raise(context: ast.expr) -> bool:
+    """Whether what is raised within ``context`` leaves it, as it does those of torch (``no_grad``, ``autocast``)."""
+    while isinstance(context, ast.Call | ast.Attribute):
+        context = context.func if isinstance(context, ast.Call) else context.value
+    return isinstance(context, ast.Name) and context.id == "torch"
 
 
 def _times(node: ast.AST) -> int:
