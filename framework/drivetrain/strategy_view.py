@@ -112,6 +112,8 @@ class StrategyView:
         """Every rank's tensor, stacked along a new first dimension. With ``sync_grads`` gradients flow back to the
         ranks that they come from. Where ranks have not equally many rows, see :func:`_stacked`.
 
+        Each call sends the shapes ahead, for which the host waits: keep it out of steps that must not wait.
+
         Raises:
             ConfigurationError: ``group`` is given, or tensors differ in more than their rows.
         """

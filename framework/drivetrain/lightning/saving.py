@@ -45,9 +45,7 @@ def save_hparams_to_yaml(
         FileNotFoundError: there is no such folder.
         TypeError: ``hparams`` are no mapping.
     """
-    path = Path(config_yaml)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is no folder: make it before {path.name} is written to it.")
+    path = _in_a_folder(config_yaml)
     from omegaconf import DictConfig, ListConfig, OmegaConf
 
     if isinstance(hparams, DictConfig) and use_omegaconf:
@@ -82,9 +80,7 @@ def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: Mapping[str, Any] | 
         FileNotFoundError: there is no such folder.
         TypeError: ``hparams`` are no mapping.
     """
-    path = Path(tags_csv)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is no folder: make it before {path.name} is written to it.")
+    path = _in_a_folder(tags_csv)
     with open(path, "w", newline="", encoding="utf-8") as stream:
         rows = csv.writer(stream)
         rows.writerow(("key", "value"))
@@ -106,6 +102,13 @@ def convert(val: str) -> Any:
         return literal_eval(val)
     except (ValueError, SyntaxError):
         return val
+
+
+def _in_a_folder(file: str | Path) -> Path:
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is no folder: make it before {path.name} is written to it.")
+    return path
 
 
 def _none_in(path: Path) -> dict[str, Any]:
