@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from drivetrain.errors import ConfigurationError, TrainingError, WorkerError
 from drivetrain.launch import Job, current_job, destroy_process_group, init_process_group, job_store, launch, pending
+from drivetrain.launch.agent import Agent
 from drivetrain.launch.start_method import choose, why_not_fork
 from tests.launch import programs
 from tests.patience import GONE, LIMIT, SOON
@@ -132,6 +133,26 @@ def test_failing_rank_ends_all_and_is_named(how: str, first_line: str, others: s
         assert lines[-2:] == ["ValueError: no such luck", "second line"]
         assert "_fail" in caught.value.cause
     assert caught.value.exit_code == {"raise": 1, "exit": 3, "kill": 137}[how]
+
+
+def test_a_worker_that_ends_between_two_looks_ends_all_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    look, waited = Agent._failures, []
+
+    def late(agent: Agent) -> list[Any]:
+        found = look(agent)
+        if not found and not waited:  # what ends from here on, torch would see first
+            waited.append(True)
+            deadline = time.monotonic() + LIMIT
+            while all(one.exitcode is None for one in agent._processes().values()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(Agent, "_failures", late)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="rank 1 failed: killed by SIGKILL") as caught:
+        launch(_fail, {"how": "kill", "others": "asleep"}, workers=3)
+    assert time.monotonic() - start < SOON
+    assert waited and caught.value.exit_code == 137
 
 
 def test_errors_on_purpose_stay_what_they_are() -> None:

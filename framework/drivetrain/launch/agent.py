@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import types
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -135,9 +136,26 @@ class Agent(LocalElasticAgent):
                 f"this machine does not start {worker_group.spec.local_world_size} workers"
                 f" ({(error.strerror or str(error)).lower()}): use fewer, or raise the limit (ulimit -n, ulimit -u)"
             ) from error
+        self._look_first()
         (self._assignment.folder / started(job.attempt)).touch()
         self._stop.groups = [process.pid for process in self._processes().values()]
         return processes
+
+    def _look_first(self) -> None:
+        """Keep torch from looking at the workers while one runs. Where it is the first to see that one has ended, it
+        gives the others half a minute and kills them, and nobody can tell any more which of them was the cause."""
+        context = getattr(self._pcontext, "_pc", None)
+        if context is None:
+            return
+        # A proxy: an object that holds itself would keep its pipes open until the collector comes by.
+        join, itself = type(context).join, weakref.proxy(context)
+
+        def look(timeout: float | None = None, grace_period: float | None = None) -> bool:
+            if timeout is not None and any(process.exitcode is None for process in itself.processes):
+                return False
+            return bool(join(itself, timeout, TERMINATE if grace_period is None else grace_period))
+
+        context.join = look
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._stop.signum is not None:
