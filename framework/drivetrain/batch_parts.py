@@ -24,6 +24,7 @@ class MicroBatch:
         loader: number of the loader among several.
         last: whether it is the loader's last batch of the epoch.
         indices: numbers of the samples in the data set where a sampler chose them, else None.
+        even: whether every replica is known to have as many samples of it. All ranks know the same.
     """
 
     batch: Any
@@ -34,6 +35,7 @@ class MicroBatch:
     loader: int = 0
     last: bool = False
     indices: list[Any] | None = None
+    even: bool = False
 
     @property
     def weight(self) -> float:
@@ -50,6 +52,11 @@ def part(total: int, shard: Shard, whole_tail: bool) -> tuple[slice, int]:
     base, extra = divmod(total, shard.size)
     start = shard.rank * base + min(shard.rank, extra)
     return slice(start, start + base + (shard.rank < extra)), 1
+
+
+def is_even(total: int, shard: Shard, copies: int) -> bool:
+    """Whether :func:`part` gives every replica as many of ``total`` samples."""
+    return copies == shard.size or total % shard.size == 0
 
 
 def batch_size(batch: Any) -> int | None:

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.batch_limits import as_slice, limited
-from drivetrain.batch_parts import MicroBatch, batch_size, part, take
+from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain.loader_processes import watched
 from drivetrain.loaders import in_order as read_in_order
@@ -286,10 +286,14 @@ class BatchSource:
         return self.length != float("inf") and not (self.natural and stream)
 
     @property
+    def at_once(self) -> list[BatchSource]:
+        """The sources that it reads at once, whose batches need not be of one size; else none."""
+        return getattr(self.loader, "sources", [])
+
+    @property
     def lengths(self) -> list[int | float]:
         """Its length, or those of the loaders that it reads at once."""
-        parts = getattr(self.loader, "sources", None)
-        return [self.length] if parts is None else [source.length for source in parts]
+        return [source.length for source in self.at_once] or [self.length]
 
     @property
     def plain(self) -> bool:
@@ -329,7 +333,9 @@ class BatchSource:
             index, total, copies = sampler.plan[handed - 1]
             rows, _ = part(total, self.shard, self.whole_tail)
             chosen = sampler.chosen.pop(handed - 1)
-            yield MicroBatch(batch, index, rows.stop - rows.start, total, copies, self.index, index == final, chosen)
+            even = is_even(total, self.shard, copies)
+            count = rows.stop - rows.start
+            yield MicroBatch(batch, index, count, total, copies, self.index, index == final, chosen, even)
         if handed < self._expected(start):
             raise TrainingError(
                 f"the loader ended after {handed} of {self._expected(start)} batches in epoch {self.epoch}: its data"
@@ -352,12 +358,13 @@ class BatchSource:
         total = batch_size(batch) or 1
         if self.shard.size == 1 or self.own_stream:
             chosen = None if self._noted is None else self._noted.chosen.pop(index, None)
-            return MicroBatch(batch, index, total, total, 1, self.index, last, chosen)
+            return MicroBatch(batch, index, total, total, 1, self.index, last, chosen, self.shard.size == 1)
         rows, copies = part(total, self.shard, self.whole_tail)
         if rows.start == rows.stop:
             return None
         mine = batch if copies > 1 else take(batch, total, rows)
-        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, self.index, last)
+        even = is_even(total, self.shard, copies)
+        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, self.index, last, None, even)
 
     def _read_sized(self, numbered: Iterator[tuple[int, Any]], start: int) -> Iterator[MicroBatch]:
         final, index = int(self.length) - 1, start - 1

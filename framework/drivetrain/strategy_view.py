@@ -108,11 +108,18 @@ class StrategyView:
         found = [bool(one) for one in self.communicator.all_gather_plain(bool(decision))]
         return sum(found) == len(found) if all else any(found)
 
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Every rank's tensor, stacked along a new first dimension. With ``sync_grads`` gradients flow back to the
-        ranks that they come from. Where ranks have not equally many rows, see :func:`_stacked`.
+    def all_gather(
+        self, tensor: Tensor, group: Any = None, sync_grads: bool = False, uneven: bool | None = None
+    ) -> Tensor:
+        """Every rank's tensor, stacked along a new first dimension.
 
-        Each call sends the shapes ahead, for which the host waits: keep it out of steps that must not wait.
+        Args:
+            tensor: this rank's, of one dtype on all ranks.
+            group: None; it gathers from all ranks.
+            sync_grads: whether gradients flow back to the ranks that they come from.
+            uneven: whether ranks may have different numbers of rows, which :func:`_stacked` then fills up. Shapes are
+                sent ahead for that, for which the host waits. False: tensors are of one shape, and nothing but them
+                is sent. None: False while a batch is at hand of which every rank has as many samples, else True.
 
         Raises:
             ConfigurationError: ``group`` is given, or tensors differ in more than their rows.
@@ -120,16 +127,16 @@ class StrategyView:
         if group is not None:
             raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
         tensor = tensor.to(self.device)
+        if uneven is None:
+            module = self.lightning_module
+            batch = None if module is None else module.trainer.metrics.batch
+            uneven = batch is None or not batch.even
+        uneven = uneven and tensor.ndim > 0
         if sync_grads and self.communicator.world_size == 1:
             return tensor[None]
         if sync_grads and torch.is_grad_enabled():
-            return _stacked(_Gather.apply(tensor, self.communicator))
-        return _stacked(_parts(tensor, self.communicator))
-
-
-def _parts(tensor: Tensor, communicator: Communicator) -> Sequence[Tensor]:
-    # A batch that the ranks cannot share out evenly leaves them different numbers of rows.
-    return communicator.all_gather(tensor, uneven=tensor.ndim > 0)
+            return _stacked(_Gather.apply(tensor, self.communicator, uneven))
+        return _stacked(self.communicator.all_gather(tensor, uneven=uneven))
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
@@ -156,13 +163,13 @@ class _Gather(torch.autograd.Function):
     """Gathers forward; backward sums what all ranks want of this rank's part."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, communicator: Communicator) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, tensor: Tensor, communicator: Communicator, uneven: bool) -> tuple[Tensor, ...]:
         ctx.communicator = communicator
-        return tuple(_parts(tensor, communicator))
+        return tuple(communicator.all_gather(tensor, uneven=uneven))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         total = ctx.communicator.all_reduce(torch.cat([grad.reshape(-1) for grad in grads]))
         rank = ctx.communicator.rank
         mine = total.split([grad.numel() for grad in grads])[rank]
-        return mine.view(grads[rank].shape), None
+        return mine.view(grads[rank].shape), None, None

@@ -9,14 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from drivetrain import Callback
+from drivetrain import Callback, Trainer
 from drivetrain.comm.bucket_hook import ScheduledAllReduce
 from drivetrain_plugins.callbacks.communication_monitor import CommunicationMonitor
 from drivetrain_plugins.callbacks.performance_monitor import PerformanceMonitor
-from tests.runs import Classifier, loader, train
+from tests.runs import QUIET, Classifier, loader, train
 
 STEPS = 40
 EVERY = 10
+SHAPES = 2  # calls that bring plain data to all ranks: its lengths, and the text
 COLLECTIVES = ["all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "gather", "scatter",
                "reduce_scatter_tensor", "barrier", "monitored_barrier", "all_to_all", "send", "recv", "isend", "irecv",
                "batch_isend_irecv", "all_gather_object", "broadcast_object_list"]  # fmt: skip
@@ -80,6 +81,93 @@ def test_no_collective_between_log_boundaries(strategy: str) -> None:
     assert all(count == 0 for step, count in counts.items() if step not in boundaries), counts
     assert all(0 < count <= 2 for count in boundaries.values()), boundaries
     assert 0 < counter.by_step["end"] <= 6
+
+
+class Gathers(Callback):
+    """Notes how many calls of torch.distributed each gathering of a batch's rows took."""
+
+    def __init__(self, **asks: Any) -> None:
+        self.asks = asks
+        self.calls = 0
+        self.seen: dict[str, list[int]] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        original = dist.all_gather
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            return original(*args, **kwargs)
+
+        dist.all_gather = counted
+
+    def note(self, pl_module: Any, name: str, rows: torch.Tensor) -> None:
+        before = self.calls
+        both = pl_module.all_gather(rows, **self.asks)
+        assert torch.equal(both[pl_module.global_rank, : len(rows)], rows)
+        self.seen.setdefault(name, []).append(self.calls - before)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.note(pl_module, "on_train_batch_end", batch[0])
+
+    def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.note(pl_module, "on_validation_batch_start", batch[0])
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.note(pl_module, "on_train_epoch_end", torch.ones(2 - pl_module.global_rank, 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.seen)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = dict(state_dict)
+
+
+class Gathering(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.trainer.callbacks[0].note(self, "training_step", batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("batch", "asks", "training", "validation"),
+    [
+        ("global", {}, [1, 1, SHAPES + 1], [1, SHAPES + 1]),
+        ("global", {"uneven": True}, [SHAPES + 1] * 3, [SHAPES + 1] * 2),
+        ("per_process", {}, [1, SHAPES + 1], [SHAPES + 1]),
+        ("per_process", {"sync_grads": True}, [1, SHAPES + 1], [SHAPES + 1]),
+    ],
+)
+def test_all_gather_sends_shapes_ahead_only_where_rows_may_differ(
+    batch: str, asks: Any, training: list[int], validation: list[int]
+) -> None:
+    """Two ranks share batches of 8, 8 and 3 samples, or have 8 each and then 2 and 1."""
+    counter = Gathers(**asks)
+    train(
+        Gathering, "ddp", 2, data=loader(19, 8), validation=loader(11, 8), batch=batch, max_epochs=1,
+        callbacks=[counter],
+    )  # fmt: skip
+    assert counter.seen == {
+        "training_step": training,
+        "on_train_batch_end": training,
+        "on_validation_batch_start": validation,
+        "on_train_epoch_end": [SHAPES + 1],
+    }
+
+
+def test_all_gather_in_a_batch_of_each_rank_s_own() -> None:
+    """The ranks agreed on how many samples each has before the step, so that they know if these differ."""
+
+    class Own(Gathering):
+        def train_dataloader(self) -> Any:
+            rows, last = torch.randn(8, 6, dtype=torch.float64), 5 - self.global_rank
+            return [[rows, torch.zeros(8, dtype=torch.long)], [rows[:last], torch.zeros(last, dtype=torch.long)]]
+
+    counter = Gathers()
+    trainer = Trainer(
+        **QUIET, strategy="ddp", devices=2, batch="per_process", max_epochs=1, precision="64-true", callbacks=[counter]
+    )
+    trainer.fit(Own())
+    assert counter.seen["training_step"] == counter.seen["on_train_batch_end"] == [1, SHAPES + 1]
 
 
 class Deep(Classifier):

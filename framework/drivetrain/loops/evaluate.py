@@ -270,6 +270,7 @@ class PredictLoop:
             hooks("on_predict_epoch_start")
             for source, found, chosen in zip(self.sources, self._found, self.epoch_batch_indices, strict=True):
                 self._loader(source, arguments, found, chosen)
+            trainer.metrics.batch = None
             hooks("on_predict_epoch_end")
             hooks("on_predict_end")
             hooks.of_module("on_predict_model_train")
@@ -287,7 +288,7 @@ class PredictLoop:
         loader = (source.index,) if len(self.sources) > 1 else ()
         for micro in source:
             batch = trainer.to_device(micro)
-            self.current_batch_indices = micro.indices
+            self.current_batch_indices, trainer.metrics.batch = micro.indices, micro
             self.keeps = strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0)
             hooks("on_predict_batch_start", batch, micro.index, *loader)
 

@@ -126,6 +126,8 @@ class Windows:
             counts = [sum(size > 0 for size in rank) for rank in seen]
             common = min(counts)
             del batches[common:]
+            for number, micro in enumerate(batches):
+                micro.even = not self.source.at_once and all(rank[number] == seen[0][number] for rank in seen)
             if batches:  # the epoch ends for all where it does for one: validation and schedulers follow from it
                 batches[-1].last = any(end and n == common for end, n in zip(ends, counts, strict=True))
             return sum(sum(rank[:common]) for rank in seen) if common else None
