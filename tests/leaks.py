@@ -21,6 +21,7 @@ from tests.patience import GONE
 KEPT_FILES = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage"}
 KEPT_VARIABLES = {"PYTEST_CURRENT_TEST"}
 KEPT_THREADS = {"pt_autograd_0"}
+DRIVER = "cuda"  # threads of a GPU's driver, begun by who asks whether there is a GPU, live as long as the process
 SETTLE = GONE  # seconds that something on its way out may take
 
 
@@ -98,7 +99,7 @@ def _threads() -> dict[Any, str]:
             comm = (task / "comm").read_text().strip()
         except OSError:
             continue  # it ended meanwhile
-        if comm not in KEPT_THREADS:
+        if comm not in KEPT_THREADS and not comm.startswith(DRIVER):
             found[int(task.name)] = f"{named.get(int(task.name), 'native')} ({comm})"
     return found
 

@@ -151,6 +151,8 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module.teardown(stage=told)
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
+    if trainer.job is None:  # the caller's process, and no other rank has a part of the module
+        strategy.give_back(trainer.optimizers)
     return result
 
 

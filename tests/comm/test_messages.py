@@ -15,6 +15,7 @@ import pytest
 import ranks
 import torch
 
+from drivetrain.comm import groups
 from drivetrain.comm.communicator import CommunicationError, Communicator, PeerLost
 from drivetrain.comm.plain import decode, encode
 from tests.launch.programs import wait_for
@@ -189,7 +190,8 @@ def test_what_is_not_of_the_format_is_refused() -> None:
     whole = encode({"w": torch.arange(3.0), "x": [1, 2]})
     texts = [b'{"tensor": ["float32", -1]}', b'{"tensor": ["object", 1]}', b'{"tensor": ["float32", 10000000000]}',
              b"[1]", b'{"list": [1], "dict": []}', b'{"exec": 1}', b'{"dict": [[{}, 1]]}', b"{", b'{"dict": [1]}',
-             b'{"list": ' * 3000 + b"1" + b"}" * 3000, b'{"tensor": ["float32", "3"]}', b'{"tensor": []}',
+             b'{"list": ' * 3000 + b"1" + b"}" * 3000, b'{"list": "ab"}', b'{"tuple": {"list": []}}', b'{"dict": {}}',
+             b'{"list": [' * 3000 + b"1" + b"]}" * 3000, b'{"tensor": ["float32", "3"]}', b'{"tensor": []}',
              b"\xff"]  # fmt: skip
     messages = [whole[:5], whole[:-1], whole + b"\0", b"", b"\xff" * 16]
     messages += [len(text).to_bytes(8, "little") + text for text in texts]
@@ -261,7 +263,10 @@ def parted(comm: Communicator) -> list[Any]:
     return [half.rank, half.world_size, half.label, total, first, kept, inside, between, places.hosts]
 
 
-def test_split_and_by_host() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_split_and_by_host(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not told:  # as under a torch that always sorts a group's ranks
+        monkeypatch.setattr(groups, "_takes_any_order", lambda: False)
     results = ranks.run(parted, 5)
     assert [r[:5] for r in results] == [
         [2, 3, "color 0", 6.0, 5.0], [1, 2, "color 1", 4.0, 5.0], [1, 3, "color 0", 6.0, 5.0],

@@ -313,6 +313,18 @@ def test_forkserver_runs_what_has_names_of_modules_of_torch() -> None:
     assert values == {0: 5.0}
 
 
+def test_forkserver_keeps_the_names_of_classes() -> None:
+    class Held:
+        class Inner:
+            pass
+
+    def work(job: Job, payload: dict[str, Any]) -> Any:
+        return [payload["held"].__qualname__, type(payload["inner"]).__qualname__, payload["held"].__module__]
+
+    values = launch(work, {"held": Held, "inner": Held.Inner()}, workers=1, start_method="forkserver")
+    assert values == {0: [Held.__qualname__, Held.Inner.__qualname__, __name__]}
+
+
 def test_forkserver_runs_closures_and_leaves_nothing() -> None:
     base = 40
 

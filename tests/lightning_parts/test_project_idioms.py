@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
+from drivetrain.launch import start_method
 from drivetrain.lightning.callbacks.progress.tqdm_progress import Tqdm, convert_inf
 from drivetrain.optimizer import parse_configuration
 from tests.lightning_parts.both import classifier, compare, loader, trainer, weights
@@ -381,7 +382,11 @@ def test_a_resumed_run_asks_for_its_loaders_in_the_same_epochs(tmp_path: Path) -
     assert compare(run)["asked"].count("a run") == 2
 
 
-def test_what_workers_noted_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forked", [True, False])
+def test_what_workers_noted_comes_back(forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not forked:
+        monkeypatch.setattr(start_method, "why_not_fork", lambda: "this process has touched the CUDA driver")
+
     class Notes(ours.Callback):
         def __init__(self) -> None:
             self.rows: list[dict[str, float]] = []

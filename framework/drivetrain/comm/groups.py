@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,9 +100,33 @@ def split(
     _catch_up(max(made for other, _, made in said if other == color))
     members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
     # Only the members meet: ranks of the job that are not in this group know nothing of it.
-    options = _tuned(comm, thread_blocks) | ({} if members == sorted(members) else {"sort_ranks": False})
+    options = _tuned(comm, thread_blocks)
+    if members != sorted(members):
+        if _takes_any_order():
+            options["sort_ranks"] = False
+        else:
+            members = [_Placed(member, place) for place, member in enumerate(members)]
     group = dist.new_group(members, comm.timeout, use_local_synchronization=True, group_desc=name, **options)
     return comm.child(group, name, thread_blocks)
+
+
+def _takes_any_order() -> bool:
+    """Whether torch can be told to leave a new group's ranks in their order; 2.11 sorts them."""
+    return "sort_ranks" in inspect.signature(dist.new_group).parameters
+
+
+class _Placed(int):
+    """A rank that is sorted by its place in a group, for a torch that sorts a new group's ranks."""
+
+    def __new__(cls, rank: int, place: int) -> _Placed:
+        placed = super().__new__(cls, rank)
+        placed.place = place
+        return placed
+
+    place: int
+
+    def __lt__(self, other: int) -> bool:
+        return self.place < other.place if isinstance(other, _Placed) else int(self) < other
 
 
 def _made() -> int:

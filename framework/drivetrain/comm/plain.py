@@ -104,6 +104,8 @@ def _restored(described: Any, raw: memoryview) -> tuple[Any, memoryview]:
             raise ValueError("a bare list")
         return described, raw
     ((kind, content),) = described.items()
+    if not isinstance(content, list):
+        raise ValueError(f"a {kind} of no list")
     if kind in ("list", "tuple"):
         items = []
         for each in content:

@@ -222,7 +222,8 @@ def _pickled(target: Target | str, payload: dict[str, Any]) -> bytes:
 
 def _pickler(buffer: io.BytesIO) -> Any:
     """cloudpickle's, and modules of a class of their own (``torch.ops``, ``torch.classes``) by name: it meets them
-    wherever a class of a script has an attribute of that name."""
+    wherever a class of a script has an attribute of that name. A class that travels by value keeps its qualified name,
+    which callbacks are told apart by."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
@@ -231,7 +232,12 @@ def _pickler(buffer: io.BytesIO) -> Any:
                 name = next((name for name, module in sys.modules.items() if module is obj), None)
                 if name is not None:
                     return importlib.import_module, (name,)
-            return super().reducer_override(obj)
+            reduced = super().reducer_override(obj)
+            if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) == 6:  # with the class's state
+                attributes, slots = reduced[2]
+                state = ({**attributes, "__qualname__": obj.__qualname__}, slots)
+                return (*reduced[:2], state, *reduced[3:])
+            return reduced
 
     return Pickler(buffer)
 
