@@ -36,6 +36,8 @@ def _differ(theirs: Any, ours: Any) -> str | None:
     if torch.is_tensor(theirs) and torch.is_tensor(ours):
         if theirs.shape != ours.shape:
             return f"shape {tuple(theirs.shape)} there, {tuple(ours.shape)} here"
+        if theirs.device != ours.device:
+            return f"on {theirs.device} there, on {ours.device} here"
         if torch.equal(theirs, ours) or (theirs.is_floating_point() and bool((theirs.isnan() & ours.isnan()).all())):
             return None
         return f"differ by up to {float((theirs.double() - ours.double()).abs().max()):.3g}"
