@@ -22,8 +22,10 @@ def move(batch: Any, device: torch.device) -> Any:
     if device.type == "cpu" and isinstance(batch, torch.Tensor) and batch.device.type == "cpu":
         return batch
 
+    blocking = device.type == "cpu"  # what a device is still writing must not be read on the host
+
     def to(item: Any) -> Any:
-        return item.to(device, non_blocking=True) if isinstance(item, torch.Tensor) else item.to(device)
+        return item.to(device, non_blocking=not blocking) if isinstance(item, torch.Tensor) else item.to(device)
 
     return apply_to_collection(batch, dtype=Movable, function=to)
 

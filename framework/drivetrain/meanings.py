@@ -28,6 +28,8 @@ class Meanings:
         starts: where the random numbers of a stage under several workers begin, in which data is split and models are
             built by hooks: ``"script"`` (where the script's were) or ``"seed"`` (anew with that of ``seed_everything``,
             where it was called).
+        builds: where ``configure_model`` makes tensors and draws their random numbers: on the ``"host"``, the same for
+            every accelerator, or on the ``"device"``.
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong
             with them shows at once) or ``"needed"`` (when they are first read).
         window: what the micro-batches of an optimizer step weigh: ``"samples"`` or, each the same, ``"batches"``.
@@ -70,6 +72,7 @@ class Meanings:
     steps: str = "batch"
     order: str = "seed"
     starts: str = "script"
+    builds: str = "host"
     loaders: str = "first"
     window: str = "samples"
     moments: str = "step"
@@ -104,6 +107,7 @@ LIGHTNING = Meanings(
     steps="optimizer",
     order="torch",
     starts="seed",
+    builds="device",
     loaders="needed",
     window="batches",
     moments="batch",

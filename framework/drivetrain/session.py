@@ -6,7 +6,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +126,8 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         request.datamodule.setup(stage=told)
     hooks.of_callbacks("setup", stage=told)
     module.setup(stage=told)
-    with strategy.init_context():
+    device = strategy.device if trainer.meanings.builds == "device" else torch.device("cpu")
+    with strategy.init_context(), nullcontext() if device.type == "cpu" else device:
         module.configure_sharded_model()
         module.configure_model()
     if trainer.sync_batchnorm:

@@ -152,7 +152,6 @@ class Strategy(StrategyView):
         self.counts = True
         self.holds_part = False
         self.module: TrainModule
-        self._came_from: torch.device | None = None  # where the caller has the module
 
     # -- coming to be -------------------------------------------------------------------------------------------
     def check_module(self, module: TrainModule, plan: Plan) -> None:
@@ -191,7 +190,6 @@ class Strategy(StrategyView):
         self.module = module
         self._backward = module.backward if module.overrides_backward else None
         self.precision.convert_module(module)
-        self._came_from = next((tensor.device for tensor in [*module.parameters(), *module.buffers()]), None)
         module.to(self.device)
 
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
@@ -370,15 +368,14 @@ class Strategy(StrategyView):
         """The stage's loop has ended in order: ranks that serve can be let go."""
 
     def give_back(self, optimizers: list[Optimizer]) -> None:
-        """A lone worker's stage and its last hooks are over: the module, and what its optimizers remember, go where the
-        caller had the module, as they do where other processes trained it."""
-        came_from = self._came_from
-        if came_from is None or came_from.type in (self.device.type, "meta"):
+        """A lone worker's stage and its last hooks are over: the caller has the module, and its optimizers' states, on
+        the host again, as where other processes trained it; the device's memory is free."""
+        if self.device.type == "cpu":
             return
-        self.module.to(came_from)
+        self.module.cpu()
         for optimizer in optimizers:
             for state in optimizer.state.values():
-                state.update({k: v.to(came_from) for k, v in state.items() if isinstance(v, torch.Tensor)})
+                state.update({name: value.cpu() for name, value in state.items() if isinstance(value, torch.Tensor)})
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.comm import phase
+from drivetrain.data_hooks import move
 from drivetrain.errors import note_place
 from drivetrain.launch import signals
 from drivetrain.metric_exchange import in_order
@@ -298,6 +299,8 @@ class PredictLoop:
             output = strategy.evaluation_step(call, batch)
             hooks("on_predict_batch_end", output, batch, micro.index, *loader)
             if self.keeps and self._collect:
+                if strategy.device.type != "cpu":  # where all of them need not fit
+                    output = move(output, torch.device("cpu"))
                 found.append((micro.index, strategy.data.rank, output))
                 if micro.indices is not None:
                     chosen.append(micro.indices)
