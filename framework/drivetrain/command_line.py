@@ -4,6 +4,7 @@ sentence, said before any work."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, nearest
 
@@ -114,14 +115,21 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
         return 1
 
 
+def silence(stream: TextIO) -> None:
+    """Let what ``stream`` still has to write, and gets to write, go nowhere: its device takes no more."""
+    with contextlib.suppress(OSError, ValueError):  # it has no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
 def _reader_left() -> bool:
     """Whether nobody reads standard output any more, as behind ``| head``; then nothing more is written there."""
-    output = sys.stdout.fileno()
     watched = select.poll()
-    watched.register(output, 0)
+    watched.register(sys.stdout.fileno(), 0)
     if not any(event & select.POLLERR for _, event in watched.poll(0)):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # Python would fail when it writes what is left at its end
+    silence(sys.stdout)  # Python would fail when it writes what is left at its end
     return True
 
 

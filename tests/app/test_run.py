@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import inspect
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +22,7 @@ from drivetrain.cli.options import TrainerOptions
 from drivetrain.cli.request import Request
 from drivetrain.errors import ConfigurationError
 from drivetrain.trainer import Trainer
+from tests.patience import LIMIT
 
 QUIET = ["callbacks=none", "precision=64-true", "trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
 
@@ -217,3 +221,21 @@ def test_monitors_write_where_time_and_traffic_go(tiny: list[str]) -> None:
     backward = sum(row["comm/backward/bytes_per_step"] for row in comm)
     assert 0 < backward == ring["bytes_sent"] <= sent
     assert all(row["comm/ring/bus_bandwidth"] > 0 for row in comm)
+
+
+@pytest.mark.parametrize("shown", ["a full device", "nobody reads"])
+def test_a_terminal_that_takes_nothing_ends_no_run(shown: str, tiny: list[str], tmp_path: Path) -> None:
+    words = [word for word in tiny if word != "callbacks=none"]
+    words = [sys.executable, "-m", "drivetrain", "train", *words, "strategy=ddp", "devices=2", "hydra.run.dir=here"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full, open(writer, "w") as unread:
+        output = full if shown == "a full device" else unread
+        done = subprocess.run(
+            words, stdout=output, stderr=subprocess.PIPE, text=True, env=environment, timeout=LIMIT, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert "the table cannot be shown" in done.stderr and "here" in done.stderr
+    assert json.loads(Path("here/run.json").read_text())["status"] == "completed"
+    assert "the terminal cannot be written any more" in Path("here/logs/rank_0.log").read_text()

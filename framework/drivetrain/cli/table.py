@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from drivetrain.command_line import silence
 
 _COLOURS = {"completed": "green", "stopped": "green", "interrupted": "yellow", "failed": "red"}
 _FINAL = ("val/", "test/")
@@ -36,8 +39,19 @@ class Outcome:
 
 
 def show(outcomes: Sequence[Outcome], sweep: bool, console: Console | None = None) -> None:
-    """Print one row for each job of a sweep, or one for each metric of a single run."""
-    console = console or Console()
+    """Print one row for each job of a sweep, or one for each metric of a single run. Where that cannot be shown (a pipe
+    that nobody reads, a full device) the runs are complete all the same: it is told on standard error."""
+    try:
+        _show(outcomes, sweep, console or Console())
+        sys.stdout.flush()
+    except (OSError, SystemExit) as error:  # rich leaves the program where nobody reads
+        silence(sys.stdout)
+        why = error.strerror if isinstance(error, OSError) else "nobody reads it"
+        folders = ", ".join(_short(outcome.folder) for outcome in outcomes)
+        print(f"the table cannot be shown ({why}); what was run is in {folders}", file=sys.stderr)
+
+
+def _show(outcomes: Sequence[Outcome], sweep: bool, console: Console) -> None:
     if not console.is_terminal:
         console = Console(width=160)  # a log has no edge, and rich would take 80 columns
     if sweep:

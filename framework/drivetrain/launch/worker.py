@@ -19,6 +19,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from drivetrain.command_line import silence
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import failure, signals
 from drivetrain.launch.environment import set_current_job
@@ -213,12 +214,29 @@ def _redirect(log_dir: Path | None, job: Job) -> TextIO | None:
 
 
 class Tee(io.TextIOBase):
-    """A text stream that shows what is written on ``terminal`` and keeps it in ``log`` without the terminal's codes."""
+    """A text stream that shows what is written on ``terminal`` and keeps it in ``log`` without the terminal's codes.
+
+    A terminal that takes nothing any more (a pipe that nobody reads, a full device) ends no training: the log says so,
+    and has the rest.
+    """
 
     def __init__(self, terminal: TextIO, log: TextIO) -> None:
         super().__init__()
         self._terminal = terminal
         self._log = log
+        self._shown = True
+
+    def _show(self, show: Callable[[], Any]) -> None:
+        if not self._shown:
+            return
+        try:
+            show()
+        except OSError as error:
+            self._shown = False
+            self._log.write(
+                f"\nthe terminal cannot be written any more ({error.strerror}): the rest is in this log only\n"
+            )
+            silence(self._terminal)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -227,7 +245,7 @@ class Tee(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to both."""
-        self._terminal.write(text)
+        self._show(lambda: self._terminal.write(text))
         kept = TERMINAL_CONTROL.sub("", text)
         if kept.strip("\r"):
             self._log.write(kept)
@@ -235,7 +253,7 @@ class Tee(io.TextIOBase):
 
     def flush(self) -> None:
         """Flush both."""
-        self._terminal.flush()
+        self._show(self._terminal.flush)
         self._log.flush()
 
     def isatty(self) -> bool:
