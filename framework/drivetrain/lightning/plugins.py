@@ -35,31 +35,6 @@ def DoublePrecision() -> Precision:
     return _named("double", "64-true")
 
 
-_NOT_OFFERED = {
-    "AsyncCheckpointIO": "give ModelCheckpoint(...) as it is: checkpoints are written complete or not at all",
-    "BitsandbytesPrecision": "quantise the layers in configure_model",
-    "CheckpointIO": "override ModelCheckpoint, or convert checkpoints with drivetrain.checkpoint",
-    "ClusterEnvironment": "torchrun, srun and mpirun are recognised by themselves; else set node_rank and master_addr",
-    "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
-    "FSDPPrecision": "set precision, strategy=fsdp takes it",
-    "LayerSync": "use sync_batchnorm=True",
-    "LightningEnvironment": "leave it out: workers are started by the Trainer",
-    "SLURMEnvironment": "leave it out: srun is recognised by itself",
-    "TorchCheckpointIO": "leave it out: it is what is done",
-    "TorchElasticEnvironment": "leave it out: torchrun is recognised by itself",
-    "TorchSyncBatchNorm": "use sync_batchnorm=True",
-    "TransformerEnginePrecision": "use precision=bf16-mixed",
-    "XLACheckpointIO": "there is no TPU support",
-    "XLAPrecision": "there is no TPU support",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NOT_OFFERED:
-        raise AttributeError(f"{__name__}.{name} is not offered: {_NOT_OFFERED[name]}.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 _AS_IT_IS = ("None", "32", "32-true")  # what Lightning's default means: modules and batches keep their formats
 
 
