@@ -18,7 +18,7 @@ import torch
 
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
-from drivetrain.checkpoint import rng
+from drivetrain.checkpoint import layout, rng
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
@@ -48,10 +48,11 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     optimizers = [] if weights_only or fit is None else fit.optimizers
     if trainer.handed_over:  # the workers had the rest and are gone
         state = {"module": module.state_dict()}
-        if not weights_only:
+        if not weights_only and trainer.left_state is None:
             warnings.warn(
-                "the workers have ended: the checkpoint holds the weights and no states of optimizers, so training"
-                " cannot go on from it; save within the run (ModelCheckpoint(save_last=True)) for that.",
+                "the workers have ended and left the weights only: the checkpoint holds the weights and no states of"
+                " optimizers, so training cannot go on from it; save within the run"
+                " (ModelCheckpoint(save_last=True)) for that.",
                 stacklevel=4,
             )
     else:
@@ -72,6 +73,12 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         if trainer.datamodule.hparams:
             shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
+    left = trainer.left_state if trainer.handed_over else None
+    if left is not None and not weights_only:
+        shared |= left.shared
+        here = {c.state_key: c.state_dict() for c in trainer.callbacks if c.state_key in left.shared["callbacks"]}
+        shared["callbacks"] = left.shared["callbacks"] | here  # some are of callbacks that only the workers had
+        own = layout.unpack(left.owns[0])
     gather = trainer.strategy.communicator.all_gather_plain
     if resumable:
         assert fit is not None

@@ -59,9 +59,13 @@ def write(
         {key: shared[key] for key in ("state_dict", "optimizer_states") if key in shared},
         lambda tensor: _whole(tensor, keep=first),
     )
-    owns = [] if weights_only else _gathered(communicator, own)
-    if trainer.loop is not None and weights_only:  # Lightning keeps the counters with the weights
-        whole |= {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
+    left = trainer.left_state if trainer.handed_over else None
+    owns = [] if weights_only else _gathered(communicator, own) if left is None else left.owns
+    if weights_only:  # Lightning keeps the counters with the weights
+        if left is not None:
+            whole |= {name: left.shared[name] for name in ("loops", "run")}
+        elif trainer.loop is not None:
+            whole |= {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
     content = layout.compose({**shared, **whole}, owns, trainer.strategy_name)
     tell(content, callbacks=not weights_only)
     problem = None

@@ -24,6 +24,7 @@ from drivetrain.timing import Timing
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
     from drivetrain.hooks import Hooks
+    from drivetrain.left_state import LeftState
     from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
     from drivetrain.metrics import Metrics
@@ -70,6 +71,7 @@ class TrainerState(Configuration):
         self.data_seed = 0
         self.ckpt_path: str | None = None
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
+        self.left_state: LeftState | None = None  # of the last fit, where workers did it
         self._counted: dict[str, Any] = {}  # batches of each kind of data, as workers of an earlier call had them
         self._modes: dict[str, bool] = {}
         self._consensus = 0
