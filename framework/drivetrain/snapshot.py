@@ -19,6 +19,7 @@ import torch
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
 from drivetrain.checkpoint import layout, rng
+from drivetrain.checkpoint.io import TorchCheckpointIO, WrappingCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
@@ -176,9 +177,18 @@ def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
 def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:
     """The checkpoint as it is stored; ``weights_only=False`` trusts a file that needs more than plain data."""
     communicator = trainer.strategy.communicator
-    if path.is_file():
-        return snapshot_file.read(path, communicator.rank, communicator.world_size, weights_only)
+    if path.is_file() or reads_itself(trainer):
+        source = trainer.checkpoint_io
+        return snapshot_file.read(source, path, communicator.rank, communicator.world_size, weights_only)
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
+
+
+def reads_itself(trainer: Trainer) -> bool:
+    """Whether the project reads checkpoints in a way of its own, so that only that knows what is one."""
+    source = trainer.checkpoint_io
+    while isinstance(source, WrappingCheckpointIO):
+        source = source.checkpoint_io
+    return type(source).load_checkpoint is not TorchCheckpointIO.load_checkpoint
 
 
 def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:

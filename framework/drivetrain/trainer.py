@@ -116,6 +116,8 @@ class Trainer(TrainerState):
         clock = perf_counter()
         with phase.during(phase.CHECKPOINT):
             snapshot.write(self, filepath, bool(weights_only))
+            if self.status != "running":  # no stage's end will wait for it
+                self.checkpoint_io.teardown()
         self.timing.add("checkpoint", clock)
 
     def save_alone(self, filepath: str | Path) -> None:

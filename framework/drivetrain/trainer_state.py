@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data, states
 from drivetrain.callback import Callback
+from drivetrain.checkpoint.io import CheckpointIO, TorchCheckpointIO
 from drivetrain.combined import CombinedLoader
 from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 class TrainerState(Configuration):
     """A Trainer's state and the read-only view of it; :class:`drivetrain.Trainer` derives from it."""
+
+    checkpoint_io: CheckpointIO = TorchCheckpointIO()  # of checkpoints in one file
 
     def _fresh_state(self) -> None:
         """As it is before the first run."""

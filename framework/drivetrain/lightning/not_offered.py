@@ -97,9 +97,7 @@ NAMES = {
     "loops": {"RestartStage": f"{_INSIDE}: where a resumed run goes on is in its checkpoint"},
     "overrides": {"prepare_for_backward": "manual_backward does what it is for"},
     "plugins": {
-        "AsyncCheckpointIO": "give ModelCheckpoint(...) as it is: checkpoints are written complete or not at all",
         "BitsandbytesPrecision": "quantise the layers in configure_model",
-        "CheckpointIO": "override ModelCheckpoint, or convert checkpoints with drivetrain.checkpoint",
         "ClusterEnvironment": "torchrun, srun and mpirun are recognised by themselves; else set node_rank and"
         " master_addr",
         "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
@@ -108,7 +106,6 @@ NAMES = {
         "LightningDoublePrecisionModule": "precision='64-true' converts the module itself",
         "LightningEnvironment": "leave it out: workers are started by the Trainer",
         "SLURMEnvironment": "leave it out: srun is recognised by itself",
-        "TorchCheckpointIO": "leave it out: it is what is done",
         "TorchElasticEnvironment": "leave it out: torchrun is recognised by itself",
         "TorchSyncBatchNorm": "use sync_batchnorm=True",
         "TransformerEnginePrecision": "use precision=bf16-mixed",

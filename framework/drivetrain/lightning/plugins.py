@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from drivetrain.checkpoint.io import AsyncCheckpointIO as AsyncCheckpointIO
+from drivetrain.checkpoint.io import CheckpointIO as CheckpointIO
+from drivetrain.checkpoint.io import TorchCheckpointIO as TorchCheckpointIO
+from drivetrain.checkpoint.io import WrappingCheckpointIO as _WrappingCheckpointIO  # noqa: F401
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
 from drivetrain.precision import Precision as Precision
@@ -38,24 +42,29 @@ def DoublePrecision() -> Precision:
 _AS_IT_IS = ("None", "32", "32-true")  # what Lightning's default means: modules and batches keep their formats
 
 
-def precision_among(plugins: Any, precision: Any) -> Any:
-    """The precision that ``plugins`` hold, or ``precision`` where they hold none.
+def meant_by(plugins: Any, precision: Any, checkpoint_io: CheckpointIO | None = None) -> tuple[Any, CheckpointIO]:
+    """The precision and who writes checkpoints that ``plugins`` hold, or what was given apart from them.
 
     Raises:
-        ConfigurationError: they hold something else, or a precision is given twice.
+        ConfigurationError: they hold something else, or one of both is given twice.
     """
     given = [] if plugins is None else list(plugins) if isinstance(plugins, Sequence) else [plugins]
     for plugin in given:
-        if not isinstance(plugin, Precision):
+        if not isinstance(plugin, Precision | CheckpointIO):
             raise ConfigurationError(
-                f"plugins: {type(plugin).__name__} is no Precision, the only plugin that a Trainer takes here: leave it"
-                " out; clusters are recognised by themselves, and sync_batchnorm=True synchronises BatchNorm."
+                f"plugins: {type(plugin).__name__} is no Precision and no CheckpointIO, the plugins that a Trainer"
+                " takes here: leave it out; clusters are recognised by themselves, and sync_batchnorm=True"
+                " synchronises BatchNorm."
             )
-    if len(given) > 1 or (given and precision is not None):
+    precisions = [plugin for plugin in given if isinstance(plugin, Precision)]
+    writers = [plugin for plugin in given if isinstance(plugin, CheckpointIO)]
+    if len(precisions) > 1 or (precisions and precision is not None):
         raise ConfigurationError("plugins and precision give more than one precision: give one.")
-    if not given and str(precision) in _AS_IT_IS:
-        return Precision("32-true")
-    return given[0] if given else precision
+    if len(writers) + (checkpoint_io is not None) > 1:
+        raise ConfigurationError("plugins and strategy give more than one CheckpointIO: give one.")
+    if not precisions and str(precision) in _AS_IT_IS:
+        precision = Precision("32-true")
+    return (precisions or [precision])[0], (writers or [checkpoint_io or TorchCheckpointIO()])[0]
 
 
 deep_names.name_below(__name__)

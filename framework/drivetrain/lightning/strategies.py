@@ -76,6 +76,9 @@ class Asked(metaclass=_Kind):
         backend = options.pop("process_group_backend", None)
         if backend is not None:
             self.settings["backend"] = backend
+        writer = options.pop("checkpoint_io", None)
+        if writer is not None:
+            self.settings["checkpoint_io"] = writer
         self._take(options)
 
     def _take(self, options: Mapping[str, Any]) -> None:
