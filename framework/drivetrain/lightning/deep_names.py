@@ -44,7 +44,10 @@ _BELOW = {
 _FABRIC = {
     "accelerators": "accelerators accelerators.accelerator accelerators.cpu accelerators.cuda",
     "loggers": "loggers loggers.csv_logs loggers.logger loggers.tensorboard",
-    "plugins": "plugins plugins.environments plugins.io plugins.io.checkpoint_io plugins.io.torch_io plugins.precision",
+    "plugins": "plugins plugins.io plugins.io.checkpoint_io plugins.io.torch_io plugins.precision plugins.environments"
+    " plugins.environments.cluster_environment plugins.environments.kubeflow plugins.environments.lightning"
+    " plugins.environments.lsf plugins.environments.mpi plugins.environments.slurm"
+    " plugins.environments.torchelastic plugins.environments.xla",
     "utilities": "utilities utilities.apply_func utilities.cloud_io utilities.consolidate_checkpoint utilities.data"
     " utilities.device_dtype_mixin utilities.device_parser utilities.distributed utilities.enums"
     " utilities.exceptions utilities.imports utilities.logger utilities.optimizer utilities.rank_zero utilities.seed"

@@ -98,15 +98,12 @@ NAMES = {
     "overrides": {"prepare_for_backward": "manual_backward does what it is for"},
     "plugins": {
         "BitsandbytesPrecision": "quantise the layers in configure_model",
-        "ClusterEnvironment": "torchrun, srun and mpirun are recognised by themselves; else set node_rank and"
-        " master_addr",
         "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
         "FSDPPrecision": "set precision, strategy=fsdp takes it",
+        "LSFEnvironment": "start the script with mpirun or torchrun, which are recognised by themselves",
+        "XLAEnvironment": _TPU,
         "LayerSync": "use sync_batchnorm=True",
         "LightningDoublePrecisionModule": "precision='64-true' converts the module itself",
-        "LightningEnvironment": "leave it out: workers are started by the Trainer",
-        "SLURMEnvironment": "leave it out: srun is recognised by itself",
-        "TorchElasticEnvironment": "leave it out: torchrun is recognised by itself",
         "TorchSyncBatchNorm": "use sync_batchnorm=True",
         "TransformerEnginePrecision": "use precision=bf16-mixed",
         "XLACheckpointIO": _TPU,

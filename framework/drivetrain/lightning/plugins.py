@@ -11,6 +11,12 @@ from drivetrain.checkpoint.io import TorchCheckpointIO as TorchCheckpointIO
 from drivetrain.checkpoint.io import WrappingCheckpointIO as _WrappingCheckpointIO  # noqa: F401
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.environments import ClusterEnvironment as ClusterEnvironment
+from drivetrain.lightning.environments import KubeflowEnvironment as KubeflowEnvironment
+from drivetrain.lightning.environments import LightningEnvironment as LightningEnvironment
+from drivetrain.lightning.environments import MPIEnvironment as MPIEnvironment
+from drivetrain.lightning.environments import SLURMEnvironment as SLURMEnvironment
+from drivetrain.lightning.environments import TorchElasticEnvironment as TorchElasticEnvironment
 from drivetrain.precision import Precision as Precision
 
 __path__: list[str] = []
@@ -50,11 +56,18 @@ def meant_by(plugins: Any, precision: Any, checkpoint_io: CheckpointIO | None = 
     """
     given = [] if plugins is None else list(plugins) if isinstance(plugins, Sequence) else [plugins]
     for plugin in given:
-        if not isinstance(plugin, Precision | CheckpointIO):
+        tell = getattr(plugin, "given", None)
+        if isinstance(plugin, ClusterEnvironment):
+            if tell is None:
+                raise ConfigurationError(
+                    f"plugins: the Trainer joins no job through {type(plugin).__name__}: leave it out and set RANK,"
+                    " WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it before."
+                )
+            tell()
+        elif not isinstance(plugin, Precision | CheckpointIO):
             raise ConfigurationError(
-                f"plugins: {type(plugin).__name__} is no Precision and no CheckpointIO, the plugins that a Trainer"
-                " takes here: leave it out; clusters are recognised by themselves, and sync_batchnorm=True"
-                " synchronises BatchNorm."
+                f"plugins: {type(plugin).__name__} is no Precision, no CheckpointIO and no ClusterEnvironment, the"
+                " plugins that a Trainer takes here: leave it out; sync_batchnorm=True synchronises BatchNorm."
             )
     precisions = [plugin for plugin in given if isinstance(plugin, Precision)]
     writers = [plugin for plugin in given if isinstance(plugin, CheckpointIO)]
