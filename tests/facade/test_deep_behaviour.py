@@ -7,6 +7,8 @@ import inspect
 import os
 import random
 import warnings
+from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ def both(path: str) -> tuple[Any, Any]:
     module, _, name = path.rpartition(".")
     full = f"lightning.{module}" if path.startswith("fabric.") else f"lightning.pytorch.{module}"
     return getattr(importlib.import_module(full), name), here(path)
+
+
+def demos(library: Any) -> Any:
+    return importlib.import_module(f"{library.__name__}.demos.boring_classes")
 
 
 def outcome(function: Any, *args: Any, **more: Any) -> Any:
@@ -116,7 +122,7 @@ def test_attributes_wherever_they_are() -> None:
     found = []
     for which, library in enumerate((lightning.pytorch, L)):
         has, get, put = (both(f"utilities.parsing.lightning_{what}attr")[which] for what in ("has", "get", "set"))
-        module, data = library.demos.boring_classes.BoringModel(), library.demos.boring_classes.BoringDataModule()
+        module, data = demos(library).BoringModel(), demos(library).BoringDataModule()
         module.save_hyperparameters({"lr": 1, "width": 2})
         data.save_hyperparameters({"lr": 3})
         module.width, module.own = 4, 5
@@ -384,7 +390,7 @@ def test_boring_classes() -> None:
                 read.append(repr([one for _, one in zip(range(2), iter(kind(*arguments)), strict=False)]))
         assert read[0] == read[1]
     for library in (lightning.pytorch, L):
-        classes = library.demos.boring_classes
+        classes = demos(library)
         trainer = library.Trainer(**QUIET, logger=False, limit_train_batches=2, limit_val_batches=1, max_epochs=1)
         trainer.fit(classes.ManualOptimBoringModel(), datamodule=classes.BoringDataModuleNoLen())
         assert trainer.global_step == 2
@@ -405,3 +411,106 @@ def test_the_way_out_is_said_however_it_is_asked_for() -> None:
     with pytest.raises(ImportError, match="read the Trainer's own attributes"):
         importlib.import_module("drivetrain.lightning.trainer.connectors.logger_connector.result")
     assert issubclass(here("utilities.exceptions.MisconfigurationException"), ConfigurationError)
+
+
+def test_what_loggers_of_ones_own_use() -> None:
+    @dataclass
+    class Config:
+        a: int = 1
+        b: Any = None
+
+    nested = {
+        "x": {"y": Namespace(z=1)},
+        5: Config(2, {"c": [1]}),
+        "l": [{"m": 1}, {"n": 2}],
+        "k": [1, {"o": 1}],
+        "e": [],
+    }
+    params = {
+        "a": torch.nn.Linear,
+        "b": lambda: 3,
+        "c": lambda: print,
+        "d": lambda x: x,
+        "e": np.float64(1.5),
+        "f": [1],
+    }
+    given: dict[str, list[tuple[Any, ...]]] = {
+        "_convert_params": [(None,), (Namespace(a=1),), ({"b": 2},)],
+        "_flatten_dict": [(nested,), (nested, "."), (nested, "/", "root")],
+        "_sanitize_callable_params": [(params,)],
+        "_convert_json_serializable": [({"a": 1, "b": Config, "c": [Config], "d": None, "e": {1}},)],
+        "_add_prefix": [({"a": 1}, "", "/"), ({"a": 1}, "train", "-")],
+    }
+    for name, calls in given.items():
+        theirs, ours = both(f"fabric.utilities.logger.{name}")
+        for arguments in calls:
+            assert ours(*arguments) == theirs(*arguments), name
+    changed: list[dict[str, Any]] = []
+    for sanitize in both("fabric.utilities.logger._sanitize_params"):
+        changed.append(dict(params, g=torch.ones(1), h=np.int64(3), i=True))
+        assert sanitize(changed[-1]) is changed[-1]
+    assert changed[0] == changed[1] and changed[1]["e"] == 1.5 and changed[1]["f"] == "[1]"
+
+
+def test_ranks_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = both("fabric.utilities.rank_zero._get_rank")
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    assert ours() is theirs() is None
+    for name, rank in (("SLURM_PROCID", 4), ("LOCAL_RANK", 2), ("RANK", 3)):
+        monkeypatch.setenv(name, str(rank))
+        assert ours() == theirs() == rank
+    for name in ("_RICH_AVAILABLE", "_OMEGACONF_AVAILABLE", "_TORCHVISION_AVAILABLE", "_TORCH_GREATER_EQUAL_2_6"):
+        expected, found = both(f"utilities.imports.{name}")
+        assert bool(expected) is bool(found), name
+    assert L.utilities._TORCH_GREATER_EQUAL_99 is False and L.utilities._TORCH_LESS_EQUAL_99 is True
+    assert L.utilities._NO_SUCH_PACKAGE_AVAILABLE is False
+
+
+def test_loading_a_file(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "a.ckpt")
+    for load in both("fabric.utilities.cloud_io._load"):
+        assert torch.equal(load(tmp_path / "a.ckpt", map_location="cpu")["state_dict"]["w"], torch.ones(2))
+
+
+class Dealt(L.demos.BoringModel):  # type: ignore[misc]
+    """Deals its samples out itself, and notes on which ranks what runs."""
+
+    def __init__(self, samples: int, folder: Path) -> None:
+        super().__init__()
+        self.samples, self.folder = samples, folder
+
+    def predict_dataloader(self) -> Any:
+        kind = here("overrides.distributed.UnrepeatedDistributedSampler")
+        rows = torch.arange(self.samples)
+        sampler = kind(rows, self.trainer.world_size, self.trainer.global_rank, shuffle=False)
+        return DataLoader(rows, batch_size=2, sampler=sampler)
+
+    def on_predict_start(self) -> None:
+        self.note("only")
+        loader = self.predict_dataloader()
+        if here("utilities.data.has_len_all_ranks")(loader, self.trainer.strategy):
+            (self.folder / f"length {self.global_rank}").write_text(str(len(loader)))
+        try:
+            here("utilities.data.has_len_all_ranks")([1] * self.global_rank, self.trainer.strategy)
+        except RuntimeError as error:
+            (self.folder / f"none {self.global_rank}").write_text(str(error))
+
+    @here("utilities.rank_zero.rank_zero_only")
+    def note(self, name: str) -> None:
+        (self.folder / f"{name} {self.global_rank}").touch()
+
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return batch
+
+
+def test_with_several_workers(tmp_path: Path) -> None:
+    """Each sample goes to one rank though they are not equally many; the first rank alone does what it alone is to do;
+    ranks know of each other's lengths."""
+    options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
+    trainer = L.Trainer(**{**QUIET, **options}, logger=False)
+    found = trainer.predict(Dealt(9, tmp_path))
+    assert sorted(torch.cat(found).tolist()) == list(range(9))
+    written = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert written.pop("none 0") == "the list has no batch on this rank, but 1 on others: give it one."
+    assert written == {"only 0": "", "length 0": "3", "length 1": "2"}

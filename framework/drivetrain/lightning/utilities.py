@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+import operator
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +34,7 @@ from torch.optim import Optimizer
 
 from drivetrain.attribute_dict import AttributeDict as AttributeDict
 from drivetrain.callback import Callback
-from drivetrain.checkpoint import rng
+from drivetrain.checkpoint import rng, single
 from drivetrain.combined import CombinedLoader as CombinedLoader
 from drivetrain.data import DataModule
 from drivetrain.data_hooks import move
@@ -49,6 +51,13 @@ from drivetrain.lightning.lengths import has_iterable_dataset as has_iterable_da
 from drivetrain.lightning.lengths import has_len as has_len
 from drivetrain.lightning.lengths import has_len_all_ranks as has_len_all_ranks
 from drivetrain.lightning.lengths import sized_len as sized_len
+from drivetrain.lightning.logged_parameters import _add_prefix as _add_prefix
+from drivetrain.lightning.logged_parameters import _convert_json_serializable as _convert_json_serializable
+from drivetrain.lightning.logged_parameters import _convert_params as _convert_params
+from drivetrain.lightning.logged_parameters import _flatten_dict as _flatten_dict
+from drivetrain.lightning.logged_parameters import _is_json_serializable as _is_json_serializable
+from drivetrain.lightning.logged_parameters import _sanitize_callable_params as _sanitize_callable_params
+from drivetrain.lightning.logged_parameters import _sanitize_params as _sanitize_params
 from drivetrain.lightning.overrides import DistributedSamplerWrapper as DistributedSamplerWrapper
 from drivetrain.lightning.parsing import clean_namespace as clean_namespace
 from drivetrain.lightning.parsing import collect_init_args as collect_init_args
@@ -101,10 +110,14 @@ STEP_OUTPUT = Tensor | Mapping[str, Any] | None
 TRAIN_DATALOADERS = Any
 EVAL_DATALOADERS = Any
 _METRIC = Any
+_NUMBER = int | float
+_EVALUATE_OUTPUT = list[Mapping[str, float]]
+_PREDICT_OUTPUT = list[Any] | list[list[Any]]
 BType = Any  # a batch
 LRSchedulerTypeUnion = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau
 LRSchedulerType = type[torch.optim.lr_scheduler.LRScheduler] | type[torch.optim.lr_scheduler.ReduceLROnPlateau]
 LRSchedulerPLType = LRSchedulerTypeUnion
+LRScheduler, ReduceLROnPlateau = torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
 LRSchedulerTypeTuple = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 _PATH = str | os.PathLike[str]
 _DEVICE = torch.device | str | int
@@ -352,7 +365,31 @@ def get_filesystem(path: str | os.PathLike[str], **kwargs: Any) -> Any:
     return url_to_fs(os.fspath(path), **kwargs)[0]
 
 
+def _get_rank() -> int | None:
+    """The rank that this process's environment tells; None where it tells none."""
+    found = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    return next((int(rank) for rank in found if rank is not None), None)
+
+
+def _load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    """The dictionary in a file, or a stream, of ``torch.save``; objects are made with ``weights_only=False`` only.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, it needs more trust, or it is an address.
+    """
+    return single.read(path_or_url, weights_only=weights_only, map_location=map_location)
+
+
+_AVAILABLE = re.compile(r"_([A-Z0-9_]+)_AVAILABLE")
+_VERSION = re.compile(r"_(TORCH|TORCHMETRICS|TORCHVISION)_(GREATER|LESS)_EQUAL_(\d+(?:_\d+)*)")
+
+
 def __getattr__(name: str) -> Any:
+    if found := _AVAILABLE.fullmatch(name):  # _RICH_AVAILABLE: whether the package can be imported
+        return package_available(found[1].lower())
+    if found := _VERSION.fullmatch(name):  # _TORCH_GREATER_EQUAL_2_1
+        compare = operator.ge if found[2] == "GREATER" else operator.le
+        return compare_version(found[1].lower(), compare, found[3].replace("_", "."))
     if name in ("Throughput", "TrainingSpikeException"):  # they are beside callbacks
         from drivetrain.lightning import callbacks
 
