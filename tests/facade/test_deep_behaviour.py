@@ -452,6 +452,17 @@ def test_what_loggers_of_ones_own_use() -> None:
     assert changed[0] == changed[1] and changed[1]["e"] == 1.5 and changed[1]["f"] == "[1]"
 
 
+def test_devices_and_groups() -> None:
+    for path in ("accelerators.cuda.num_cuda_devices", "accelerators.cuda.is_cuda_available"):
+        theirs, ours = both(f"fabric.{path}")
+        assert ours() == theirs()
+    theirs, ours = both("fabric.utilities.distributed._distributed_is_initialized")
+    assert ours() is theirs() is False
+    for name in ("ReduceOp", "ProcessGroup"):
+        theirs, ours = both(f"fabric.utilities.types.{name}")
+        assert ours is theirs
+
+
 def test_ranks_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs, ours = both("fabric.utilities.rank_zero._get_rank")
     for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
@@ -468,7 +479,8 @@ def test_ranks_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_loading_a_file(tmp_path: Path) -> None:
-    torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "a.ckpt")
+    for save in both("fabric.utilities.cloud_io._atomic_save"):
+        save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "a.ckpt")
     for load in both("fabric.utilities.cloud_io._load"):
         assert torch.equal(load(tmp_path / "a.ckpt", map_location="cpu")["state_dict"]["w"], torch.ones(2))
 

@@ -20,7 +20,7 @@ MODULES = {
     "fabric.plugins.collectives": f"{_FABRIC}; drivetrain.comm has the collectives",
     "fabric.strategies": _FABRIC,
     "fabric.utilities.init": "use Trainer.init_module(empty_init=True)",
-    "fabric.utilities.load": "torch.load(..., mmap=True) reads a checkpoint lazily",
+    "fabric.utilities.load": "read a checkpoint with torch.load, lazily with mmap=True",
     "fabric.utilities.registry": _INSIDE,
     "fabric.utilities.testing": _INSIDE,
     "fabric.wrappers": _FABRIC,

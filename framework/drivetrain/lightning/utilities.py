@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict
 
 import torch
@@ -29,6 +30,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_only as rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup as ProcessGroup
+from torch.distributed import ReduceOp as ReduceOp
 from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -121,6 +124,7 @@ LRScheduler, ReduceLROnPlateau = torch.optim.lr_scheduler.LRScheduler, torch.opt
 LRSchedulerTypeTuple = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 _PATH = str | os.PathLike[str]
 _DEVICE = torch.device | str | int
+_MAP_LOCATION_TYPE = Any
 
 
 class Steppable(Protocol):
@@ -378,6 +382,20 @@ def _load(path_or_url: Any, map_location: Any = None, weights_only: bool | None 
         CheckpointError: there is no such file, it is damaged, it needs more trust, or it is an address.
     """
     return single.read(path_or_url, weights_only=weights_only, map_location=map_location)
+
+
+def _atomic_save(checkpoint: dict[str, Any], filepath: str | os.PathLike[str]) -> None:
+    """Write a file that is complete or absent.
+
+    Raises:
+        CheckpointError: the disk refused, or something cannot be pickled.
+    """
+    single.write(checkpoint, Path(filepath))
+
+
+def _distributed_is_initialized() -> bool:
+    """Whether this process is in a process group of torch's."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 _AVAILABLE = re.compile(r"_([A-Z0-9_]+)_AVAILABLE")
