@@ -60,7 +60,7 @@ NAMES = {
             "MetricsTextColumn",
             "ProcessingSpeedColumn",
         ),
-        "override RichProgressBar.columns, which gives rich's own columns",
+        "override RichProgressBar.configure_columns with columns of rich's own",
     ),
     "core": dict.fromkeys(
         ("CheckpointHooks", "ModelHooks"),
