@@ -41,6 +41,11 @@ def uncompiled(module: Any) -> Any:
     return inner
 
 
+def forget(module: nn.Module) -> bool:
+    """Let ``module``, which :func:`uncompiled` gave, not be compiled any more; False where it was not to be."""
+    return _contexts.pop(module, None) is not None
+
+
 @contextmanager
 def compiled(module: nn.Module, compile: bool | str) -> Iterator[None]:
     """While it lasts, the networks that ``module`` consists of are compiled in place: names of parameters and

@@ -65,10 +65,17 @@ class WorkerError(DrivetrainError):
 class Interrupted(DrivetrainError):
     """The job was asked to stop by a signal and stopped in order. ``exit_code`` is 128 + the signal's number."""
 
+    def __new__(cls, signum: int) -> Interrupted:
+        return super().__new__(Terminated if signum == signal.SIGTERM else cls)
+
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")
         self.signum = signum
         self.exit_code = 128 + signum
+
+
+class Terminated(Interrupted):
+    """An :class:`Interrupted` by SIGTERM, whoever raises it."""
 
 
 def by_keyboard(error: BaseException) -> bool:

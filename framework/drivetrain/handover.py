@@ -17,6 +17,7 @@ import torch
 from lightning_utilities.core.overrides import is_overridden
 from torch.nn.parameter import is_lazy
 
+from drivetrain import left_state
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.errors import CheckpointError
 from drivetrain.launch import Job, launch
@@ -67,6 +68,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     changed = request.stage == "fit" or request.ckpt_path is not None  # else they are the caller's own
     if changed and trainer.strategy.trains:
         weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
+    if request.stage == "fit":
+        left_state.leave(trainer, folder)
     if job.local_rank == 0:
         module, fit = request.module, trainer.loop
         state = {
@@ -164,6 +167,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     counted = counters.pop("counters")
     if request.stage == "fit":
         trainer._adopted = counted
+        trainer.left_state = left_state.found(folder, trainer.num_devices)
     fitted = counters.pop("fitted")
     trainer._counted |= counters.pop("counted")
     trainer.published.load_state_dict(counters.pop("published"))

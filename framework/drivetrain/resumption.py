@@ -39,6 +39,8 @@ def before_launch(trainer: Trainer, request: Request) -> None:
         raise ConfigurationError(f"ckpt_path={spec!r}: give a path, 'last', 'best' or 'auto'.")
     if spec in ("last", "best") and _named_later(trainer, request.module):
         return
+    if snapshot.reads_itself(trainer):
+        return
     try:
         path = _look(trainer, os.fspath(spec))
         if path is None:
@@ -85,6 +87,11 @@ def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
     if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
         warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
         return None
+    if spec not in ("last", "auto") and snapshot.reads_itself(trainer):
+        path = Path(best if spec == "best" and best else spec)
+        if not path.exists():
+            raise MissingCheckpointError(f"there is no checkpoint {path}; name one that exists")
+        return path
     return store.resolve(spec, folder, best)
 
 

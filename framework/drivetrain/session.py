@@ -75,10 +75,13 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
     trainer.status = status
     told = KeyboardInterrupt() if trainer.meanings.keyboard == "exit" and by_keyboard(error) else error
     try:
-        if trainer.hooks is not None:
-            trainer.hooks.of_callbacks("on_exception", told)
-        if request.datamodule is not None:
-            request.datamodule.on_exception(told)
+        try:
+            if trainer.hooks is not None:
+                trainer.hooks.of_callbacks("on_exception", told)
+            if request.datamodule is not None:
+                request.datamodule.on_exception(told)
+        finally:
+            trainer.checkpoint_io.teardown()
         stage_loggers.finalize(trainer)
     finally:
         if request.stage == "fit" and trainer.loop is not None and trainer.loop.in_batch:
@@ -150,6 +153,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         request.datamodule.teardown(stage=told)
     hooks.of_callbacks("teardown", stage=told)
     module.teardown(stage=told)
+    trainer.checkpoint_io.teardown()  # loggers may want the files
     trainer.status = "stopped" if trainer.should_stop and stage == "fit" else "completed"
     stage_loggers.finalize(trainer)
     if trainer.job is None:  # the caller's process, and no other rank has a part of the module

@@ -18,7 +18,8 @@ import torch
 
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
-from drivetrain.checkpoint import rng
+from drivetrain.checkpoint import layout, rng
+from drivetrain.checkpoint.io import TorchCheckpointIO, WrappingCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
@@ -48,10 +49,11 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     optimizers = [] if weights_only or fit is None else fit.optimizers
     if trainer.handed_over:  # the workers had the rest and are gone
         state = {"module": module.state_dict()}
-        if not weights_only:
+        if not weights_only and trainer.left_state is None:
             warnings.warn(
-                "the workers have ended: the checkpoint holds the weights and no states of optimizers, so training"
-                " cannot go on from it; save within the run (ModelCheckpoint(save_last=True)) for that.",
+                "the workers have ended and left the weights only: the checkpoint holds the weights and no states of"
+                " optimizers, so training cannot go on from it; save within the run"
+                " (ModelCheckpoint(save_last=True)) for that.",
                 stacklevel=4,
             )
     else:
@@ -72,6 +74,12 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         if trainer.datamodule.hparams:
             shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
+    left = trainer.left_state if trainer.handed_over else None
+    if left is not None and not weights_only:
+        shared |= left.shared
+        here = {c.state_key: c.state_dict() for c in trainer.callbacks if c.state_key in left.shared["callbacks"]}
+        shared["callbacks"] = left.shared["callbacks"] | here  # some are of callbacks that only the workers had
+        own = layout.unpack(left.owns[0])
     gather = trainer.strategy.communicator.all_gather_plain
     if resumable:
         assert fit is not None
@@ -169,9 +177,18 @@ def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:
 def read(trainer: Trainer, path: Path, weights_only: bool | None = None) -> store.Loaded:
     """The checkpoint as it is stored; ``weights_only=False`` trusts a file that needs more than plain data."""
     communicator = trainer.strategy.communicator
-    if path.is_file():
-        return snapshot_file.read(path, communicator.rank, communicator.world_size, weights_only)
+    if path.is_file() or reads_itself(trainer):
+        source = trainer.checkpoint_io
+        return snapshot_file.read(source, path, communicator.rank, communicator.world_size, weights_only)
     return store.load(path, rank=communicator.rank, world_size=communicator.world_size, verify=False)
+
+
+def reads_itself(trainer: Trainer) -> bool:
+    """Whether the project reads checkpoints in a way of its own, so that only that knows what is one."""
+    source = trainer.checkpoint_io
+    while isinstance(source, WrappingCheckpointIO):
+        source = source.checkpoint_io
+    return type(source).load_checkpoint is not TorchCheckpointIO.load_checkpoint
 
 
 def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:

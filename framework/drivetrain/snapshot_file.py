@@ -21,6 +21,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.loops import saved as loop_state
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoint.io import CheckpointIO
     from drivetrain.comm.communicator import Communicator
     from drivetrain.trainer import Trainer
 
@@ -59,15 +60,19 @@ def write(
         {key: shared[key] for key in ("state_dict", "optimizer_states") if key in shared},
         lambda tensor: _whole(tensor, keep=first),
     )
-    owns = [] if weights_only else _gathered(communicator, own)
-    if trainer.loop is not None and weights_only:  # Lightning keeps the counters with the weights
-        whole |= {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
+    left = trainer.left_state if trainer.handed_over else None
+    owns = [] if weights_only else _gathered(communicator, own) if left is None else left.owns
+    if weights_only:  # Lightning keeps the counters with the weights
+        if left is not None:
+            whole |= {name: left.shared[name] for name in ("loops", "run")}
+        elif trainer.loop is not None:
+            whole |= {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
     content = layout.compose({**shared, **whole}, owns, trainer.strategy_name)
     tell(content, callbacks=not weights_only)
     problem = None
     if first:
         try:
-            single.write(content, path)
+            trainer.checkpoint_io.save_checkpoint(content, path)
         except CheckpointError as error:
             problem = error
     if problem is not None and communicator.world_size == 1:
@@ -82,7 +87,8 @@ def write_alone(
     """Write what this rank has, without a word to the others."""
     content = layout.compose(shared, [layout.pack(own)], trainer.strategy_name)
     tell(content)
-    return single.write(content, path)
+    trainer.checkpoint_io.save_checkpoint(content, path)
+    return path
 
 
 def facts(trainer: Trainer) -> dict[str, Any]:
@@ -98,9 +104,9 @@ def facts(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def read(path: Path, rank: int, world_size: int, weights_only: bool | None = None) -> Loaded:
+def read(source: CheckpointIO, path: Path, rank: int, world_size: int, weights_only: bool | None = None) -> Loaded:
     """The file's dictionary as it is, for the hooks that may change it; :func:`native` says what is made of it."""
-    content = _content(path, weights_only, "cpu")
+    content = _of_weights(source.load_checkpoint(path, map_location="cpu", weights_only=weights_only), path)
     ours = content.get(layout.OURS)
     meta: dict[str, Any] = {"layout": "file", "epoch": content.get("epoch"), "global_step": content.get("global_step")}
     own = None
@@ -113,11 +119,10 @@ def read(path: Path, rank: int, world_size: int, weights_only: bool | None = Non
 
 def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:
     """The file's dictionary with tensors on the meta device, of which nothing is read."""
-    return _content(path, weights_only, "meta")
+    return _of_weights(single.read(path, weights_only=weights_only, map_location="meta", check=False), path)
 
 
-def _content(path: Path, weights_only: bool | None, device: str) -> dict[str, Any]:
-    content = single.read(path, weights_only=weights_only, map_location=device, check=False)
+def _of_weights(content: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(content.get("state_dict"), dict):
         raise CheckpointError(f"{path} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
     return content

@@ -15,6 +15,7 @@ from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from drivetrain.checkpoint.io import CheckpointIO
     from drivetrain.comm.communicator import Communicator, ReduceOp
     from drivetrain.launch import Job
     from drivetrain.module import TrainModule
@@ -67,6 +68,11 @@ class StrategyView:
     @property
     def model(self) -> TrainModule | None:
         return self.__dict__.get("module")
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """Who writes checkpoints that are one file."""
+        return self.module.trainer.checkpoint_io
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """``batch`` on this rank's device, or another."""

@@ -116,6 +116,8 @@ class Trainer(TrainerState):
         clock = perf_counter()
         with phase.during(phase.CHECKPOINT):
             snapshot.write(self, filepath, bool(weights_only))
+            if self.status != "running":  # no stage's end will wait for it
+                self.checkpoint_io.teardown()
         self.timing.add("checkpoint", clock)
 
     def save_alone(self, filepath: str | Path) -> None:
@@ -193,6 +195,7 @@ class Trainer(TrainerState):
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
             self.timing = Timing()
+            self.left_state = None
             fit = self.loop
             if fit is not None:
                 self._adopted = fit.counters()
@@ -302,7 +305,7 @@ class Trainer(TrainerState):
         fresh = dict(self.__dict__)
         for name in ("hooks", "metrics", "loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
-        fresh["request"] = fresh["to_device"] = None
+        fresh["request"] = fresh["to_device"] = fresh["left_state"] = None
         fresh["lr_scheduler_configs"], fresh["_given"] = [], {}
         fresh["predict_sources"], fresh["test_sources"] = [], []
         return fresh

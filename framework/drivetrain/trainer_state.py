@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data, states
 from drivetrain.callback import Callback
+from drivetrain.checkpoint.io import CheckpointIO, TorchCheckpointIO
 from drivetrain.combined import CombinedLoader
 from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
@@ -24,6 +25,7 @@ from drivetrain.timing import Timing
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
     from drivetrain.hooks import Hooks
+    from drivetrain.left_state import LeftState
     from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
     from drivetrain.loops.fit import FitLoop
     from drivetrain.metrics import Metrics
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 class TrainerState(Configuration):
     """A Trainer's state and the read-only view of it; :class:`drivetrain.Trainer` derives from it."""
+
+    checkpoint_io: CheckpointIO = TorchCheckpointIO()  # of checkpoints in one file
 
     def _fresh_state(self) -> None:
         """As it is before the first run."""
@@ -70,6 +74,7 @@ class TrainerState(Configuration):
         self.data_seed = 0
         self.ckpt_path: str | None = None
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
+        self.left_state: LeftState | None = None  # of the last fit, where workers did it
         self._counted: dict[str, Any] = {}  # batches of each kind of data, as workers of an earlier call had them
         self._modes: dict[str, bool] = {}
         self._consensus = 0

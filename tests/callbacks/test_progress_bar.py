@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from rich.progress import TextColumn
 
 from drivetrain_plugins.callbacks.progress_bar import RichProgressBar
 
@@ -53,6 +54,18 @@ def test_live_bar(make_trainer: Callable[..., Any]) -> None:
         assert part in shown
     assert threading.active_count() == threads
     assert shown.endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_columns_of_ones_own(make_trainer: Callable[..., Any]) -> None:
+    """By Lightning's name, with what it gives by itself and the Trainer."""
+
+    class Own(RichProgressBar):
+        def configure_columns(self, trainer: Any) -> list[Any]:
+            return [*super().configure_columns(trainer), TextColumn(f"of {trainer.max_epochs} epochs, mine")]
+
+    console = terminal()
+    make_trainer(Own(interval=0.0, console=console)).fit(1)
+    assert "it/s" in text(console) and "of 3 epochs, mine" in text(console)
 
 
 def test_metrics_are_read_at_log_boundaries_only(make_trainer: Callable[..., Any]) -> None:

@@ -594,10 +594,10 @@ class Keeper(ours.Callback):  # type: ignore[misc, name-defined]
         return {"odd": Odd()}
 
 
-def test_saved_by_the_caller_once_the_workers_are_gone(tmp_path: Path) -> None:
+def test_saved_by_the_caller_once_sharded_workers_are_gone(tmp_path: Path) -> None:
     """The weights are with the caller; an object that is no plain data does not end a run that is done."""
     data = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 6)), batch_size=2)
-    settings: dict[str, Any] = {**QUIET, "max_epochs": 1, "strategy": "ddp", "devices": 2}
+    settings: dict[str, Any] = {**QUIET, "max_epochs": 1, "strategy": "fsdp", "devices": 2}
     trainer = ours.Trainer(**settings, callbacks=[Keeper()])
     module = Holder(nn.Linear(6, 1))
     trainer.fit(module, data)
@@ -609,6 +609,96 @@ def test_saved_by_the_caller_once_the_workers_are_gone(tmp_path: Path) -> None:
     assert (content["epoch"], content["global_step"]) == (1, 2)
     with pytest.raises(CheckpointError, match="holds weights only"):
         ours.Trainer(**{**QUIET, "max_epochs": 2}).fit(module, data, ckpt_path=tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("side", ["drivetrain", "directory"])
+def test_saved_by_the_caller_once_replicas_are_gone(side: str, tmp_path: Path) -> None:
+    """What replicas had at the end of a fit is with the caller: training goes on from its checkpoint to the bit, where
+    a directory holds the random states of the first worker, on as many workers anew."""
+    common: dict[str, Any] = {**QUIET, "strategy": "ddp", "devices": 2, "precision": "32-true"}
+    common |= {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
+    library = ours if side == "drivetrain" else drivetrain
+
+    def run(epochs: int, **options: Any) -> tuple[Any, Halves]:
+        torch.manual_seed(5)
+        keeper, module = Counter(), Halves()
+        if side == "directory":
+            module.dropout = nn.Dropout(0.0)
+        trainer = library.Trainer(**common, max_epochs=epochs, callbacks=[keeper], **options.pop("more", {}))
+        trainer.fit(module, loader(), loader(9), **options)
+        return trainer, module
+
+    more = {} if side == "drivetrain" else {"seed": 3}
+    straight, whole = run(3, more=more)
+    half, trained = run(2, more=more)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        half.save_checkpoint(tmp_path / "a.ckpt")
+        half.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    resumed, again = run(3, more=more, ckpt_path=tmp_path / "a.ckpt")
+    assert resumed.callbacks[0].batches == straight.callbacks[0].batches == half.callbacks[0].batches * 3 // 2
+    assert resumed.global_step == straight.global_step and resumed.loss_curve == straight.loss_curve
+    assert equal([*again.state_dict().values()], [*whole.state_dict().values()])
+    if side == "drivetrain":
+        content = torch.load(tmp_path / "a.ckpt", weights_only=True)
+        light = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+        assert content["loops"] == light["loops"] and "optimizer_states" not in light
+        assert equal([*content["state_dict"].values()], [*trained.state_dict().values()])
+        assert content["mine"] == [*content["state_dict"]] and len(content[layout.OURS]["own"]) == 2
+
+
+class Counter(ours.Callback):  # type: ignore[misc, name-defined]
+    batches = 0
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+def test_replicas_whose_callback_keeps_an_object(tmp_path: Path) -> None:
+    """Its state stays with the workers; training goes on from the rest."""
+    data = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 6)), batch_size=2)
+    settings: dict[str, Any] = {**QUIET, "strategy": "ddp", "devices": 2}
+    trainer, module = ours.Trainer(**settings, max_epochs=1, callbacks=[Keeper()]), Holder(nn.Linear(6, 1))
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"] == {}
+    trainer = ours.Trainer(**settings, max_epochs=2)
+    trainer.fit(module, data, ckpt_path=tmp_path / "a.ckpt")
+    assert trainer.global_step == 4
+
+
+def test_the_callers_file_holds_what_lightnings_holds(tmp_path: Path) -> None:
+    """Of a fit by replicas, whose parts of each batch make up the batch of Lightning's one process."""
+    contents = {}
+    for side, options in (("lightning", {}), ("drivetrain", {"strategy": "ddp", "devices": 2, "batch": "global"})):
+        torch.manual_seed(5)
+        module = MODULES[side]()
+        module.net[1] = nn.Identity()
+        settings = {**QUIET, "accelerator": "cpu", "devices": 1, "max_epochs": 2, "precision": "64-true", **options}
+        trainer = SIDES[side].Trainer(**settings)
+        trainer.fit(module, loader(24), loader(8))
+        trainer.save_checkpoint(tmp_path / side)
+        contents[side] = torch.load(tmp_path / side, weights_only=False)
+    expected, found = contents["lightning"], contents["drivetrain"]
+    assert {*found} - {layout.OURS} == {*expected}
+    for key in ("epoch", "global_step", "lr_schedulers", "hyper_parameters", "mine"):
+        assert found[key] == expected[key], key
+    assert found["loops"]["fit_loop"]["epoch_progress"] == expected["loops"]["fit_loop"]["epoch_progress"]
+    for mine, theirs in zip(found["optimizer_states"], expected["optimizer_states"], strict=True):
+        assert [group["params"] for group in mine["param_groups"]] == [g["params"] for g in theirs["param_groups"]]
+        assert [group["lr"] for group in mine["param_groups"]] == [g["lr"] for g in theirs["param_groups"]]
+        assert mine["state"].keys() == theirs["state"].keys()
+        for place, moments in theirs["state"].items():
+            for name, value in moments.items():
+                torch.testing.assert_close(mine["state"][place][name], value, rtol=1e-9, atol=1e-12)
+    for name, value in expected["state_dict"].items():
+        torch.testing.assert_close(found["state_dict"][name], value, rtol=1e-9, atol=1e-12)
 
 
 def test_in_the_midst_of_a_window(tmp_path: Path) -> None:

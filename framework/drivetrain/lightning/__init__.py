@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.lightning import deep_names
+from drivetrain.lightning import deep_names, not_offered
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback as Callback
@@ -32,7 +32,10 @@ _SUBMODULES = (
     "callbacks",
     "core",
     "demos",
+    "fabric",
     "loggers",
+    "loops",
+    "overrides",
     "plugins",
     "profilers",
     "strategies",
@@ -54,6 +57,9 @@ def __getattr__(name: str) -> Any:
         return sys.modules[__name__]
     if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    why = not_offered.of_name("", name) or not_offered.of_module(name)
+    if why is not None:
+        raise AttributeError(f"{__name__}.{name} is not offered: {why}.")
     raise AttributeError(f"module 'drivetrain.lightning' has no attribute {name!r}")
 
 

@@ -40,6 +40,16 @@ class CUDAAccelerator(Accelerator):
         return torch.cuda.device_count()
 
 
+def num_cuda_devices() -> int:
+    """GPUs that this process sees."""
+    return torch.cuda.device_count()
+
+
+def is_cuda_available() -> bool:
+    """Whether it sees any."""
+    return num_cuda_devices() > 0
+
+
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
     """Numbers of the first ``num_devices`` GPUs (-1: all).
 

@@ -43,13 +43,15 @@ __path__: list[str] = []
 _BESIDE = {  # by the class in whose module they are
     "Interval": "Timer",
     "RichProgressBarTheme": "RichProgressBar",
+    "Throughput": "ThroughputMonitor",
     "Tqdm": "TQDMProgressBar",
+    "TrainingSpikeException": "SpikeDetection",
     "WriteInterval": "BasePredictionWriter",
     "convert_inf": "TQDMProgressBar",
     "get_standard_metrics": "ProgressBar",
     "multiplicative": "BackboneFinetuning",
 }
-_find = finder(__name__, "callbacks", NAMES, {})
+_find = finder(__name__, "callbacks", NAMES)
 
 
 def __getattr__(name: str) -> Any:

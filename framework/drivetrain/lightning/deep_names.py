@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+from drivetrain.lightning import not_offered
 
 # Below which module here a path is found. Only these: ``from ...callbacks import Unknown`` asks for a module of that
 # name too, and must fail.
@@ -20,28 +23,54 @@ _BELOW = {
     " on_exception_checkpoint prediction_writer progress progress.progress_bar progress.rich_progress"
     " progress.tqdm_progress pruning rich_model_summary spike stochastic_weight_avg throughput_monitor timer"
     " weight_averaging progress.base",
-    "loggers": "base csv_logs logger mlflow tensorboard utilities wandb",
-    "profilers": "advanced base profiler pytorch simple",
-    "strategies": "ddp deepspeed fsdp model_parallel parallel single_device strategy",
-    "plugins": "environments io io.checkpoint_plugin io.torch_plugin layer_sync precision precision.amp"
-    " precision.double precision.half precision.precision",
-    "accelerators": "accelerator cpu cuda",
+    "loggers": "base comet csv_logs litlogger logger mlflow neptune tensorboard utilities wandb",
+    "overrides": "distributed",
+    "loops": "evaluation_loop fit_loop prediction_loop training_epoch_loop utilities",
+    "profilers": "advanced base profiler pytorch simple xla",
+    "strategies": "ddp deepspeed fsdp model_parallel parallel single_device single_xla strategy xla",
+    "plugins": "io io.async_plugin io.checkpoint_plugin io.torch_plugin io.wrapper io.xla_plugin layer_sync precision"
+    " precision.amp precision.bitsandbytes precision.deepspeed precision.double precision.fsdp precision.half"
+    " precision.precision precision.transformer_engine precision.xla environments",
+    "accelerators": "accelerator cpu cuda mps xla",
     "demos": "boring_classes lstm mnist_datamodule transformer",
     "tuner": "batch_size_scaling lr_finder tuning",
     "core": "datamodule hooks lightning mixins mixins.hparams_mixin module optimizer",
     "utilities": "apply_func argparse cloud_io combined_loader compile consolidate_checkpoint data deepspeed"
-    " distributed enums exceptions grads imports memory migration model_helpers"
+    " distributed enums exceptions grads imports memory migration migration.migration migration.utils model_helpers"
     " parameter_tying parsing rank_zero seed signature_utils types upgrade_checkpoint"
     " warnings",
 }
-_FOUND_IN = {f"{home}.{path}": home for home, paths in _BELOW.items() for path in paths.split()} | {
-    "core.saving": "saving",
-    "trainer.states": "states",
-    "trainer.trainer": "trainer",
-    "overrides.distributed": "utilities",
-    "utilities.model_summary": "model_summary",
-    "utilities.model_summary.model_summary": "model_summary",
+# Of Fabric's, whose utilities and plugins projects with a Trainer import as well.
+_FABRIC = {
+    "accelerators": "accelerators accelerators.accelerator accelerators.cpu accelerators.cuda",
+    "loggers": "loggers loggers.csv_logs loggers.logger loggers.tensorboard",
+    "plugins": "plugins plugins.io plugins.io.checkpoint_io plugins.io.torch_io plugins.precision plugins.environments"
+    " plugins.environments.cluster_environment plugins.environments.kubeflow plugins.environments.lightning"
+    " plugins.environments.lsf plugins.environments.mpi plugins.environments.slurm"
+    " plugins.environments.torchelastic plugins.environments.xla",
+    "utilities": "utilities utilities.apply_func utilities.cloud_io utilities.consolidate_checkpoint utilities.data"
+    " utilities.device_dtype_mixin utilities.device_parser utilities.distributed utilities.enums"
+    " utilities.exceptions utilities.imports utilities.logger utilities.optimizer utilities.rank_zero utilities.seed"
+    " utilities.spike utilities.throughput utilities.types utilities.warnings",
 }
+_FOUND_IN = (
+    {f"{home}.{path}": home for home, paths in _BELOW.items() for path in paths.split()}
+    | {f"fabric.{path}": home for home, paths in _FABRIC.items() for path in paths.split()}
+    | {
+        "core.saving": "saving",
+        "trainer.states": "states",
+        "trainer.trainer": "trainer",
+        "utilities.model_summary": "model_summary",
+        "utilities.model_summary.model_summary": "model_summary",
+    }
+)
+
+
+def _why_not(module: str, name: str) -> str | None:
+    """Why ``name`` is not in ``module``, by any of whose paths it may have been asked for."""
+    paths = [module, *(path for path, home in _FOUND_IN.items() if home == module)]
+    whole = (not_offered.of_module(f"{path}.{name}" if path else name) for path in paths)
+    return not_offered.of_name(module, name) or next((why for why in whole if why is not None), None)
 
 
 class _DeepNames(MetaPathFinder, Loader):
@@ -63,7 +92,25 @@ class _DeepNames(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return None if self.target(fullname) is None else ModuleSpec(fullname, self, is_package=True)
+        if self.target(fullname) is not None:
+            return ModuleSpec(fullname, self, is_package=True)
+        self.refuse(fullname)
+        return None
+
+    def refuse(self, fullname: str) -> None:
+        """Say why a module, or a name that ``from`` asks for and its module has not, is not here. (It is imported as a
+        module then, and what the module's ``__getattr__`` said is lost.)
+
+        Raises:
+            ImportError: it is of Lightning's surface and not offered.
+        """
+        if not fullname.startswith(self.root + "."):
+            return
+        path = fullname.removeprefix(self.root + ".").removeprefix("pytorch.")
+        module, _, name = path.rpartition(".")
+        why = _why_not(module, name)
+        if why is not None:
+            raise ImportError(f"{self.root}.{path} is not offered: {why}.", name=fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         target = self.target(spec.name)
@@ -79,10 +126,12 @@ class _DeepNames(MetaPathFinder, Loader):
 
 
 def name_below(module: str) -> None:
-    """Let the paths below ``module`` be its attributes as well (``L.utilities.types``): Lightning imports them all. A
-    name that leads to another module is one when it is asked for."""
+    """Called at the end of ``module``: let the paths below it be its attributes as well (``L.utilities.types``), as
+    Lightning imports them all, and answer names that are not offered. A name that leads to another module is one when
+    it is asked for."""
     root, _, short = module.rpartition(".")
     found = sys.modules[module]
+    own: Callable[[str], Any] | None = vars(found).get("__getattr__")
     below = {path.removeprefix(f"{short}."): home for path, home in _FOUND_IN.items() if path.startswith(f"{short}.")}
     for path, home in below.items():
         if home == short:
@@ -90,13 +139,17 @@ def name_below(module: str) -> None:
                 vars(found).setdefault(name, found)
     elsewhere = {path: home for path, home in below.items() if home != short and "." not in path}
 
-    def lead(name: str) -> ModuleType:
-        if name not in elsewhere:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return importlib.import_module(f"{root}.{elsewhere[name]}")
+    def lead(name: str) -> Any:
+        if name in elsewhere:
+            return importlib.import_module(f"{root}.{elsewhere[name]}")
+        why = _why_not(short, name)
+        if why is not None:
+            raise AttributeError(f"{module}.{name} is not offered: {why}.")
+        if own is not None:
+            return own(name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    if elsewhere:
-        vars(found)["__getattr__"] = lead
+    vars(found)["__getattr__"] = lead
 
 
 def install(root: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drivetrain.data import DataModule
 from drivetrain.lightning import deep_names
@@ -27,6 +28,32 @@ class RandomDataset(Dataset[Tensor]):
 
     def __len__(self) -> int:
         return self.len
+
+
+class RandomDictDataset(RandomDataset):
+    """Rows ``a``, and ``b``, which are greater by 2."""
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.data[index]
+        return {"a": row, "b": row + 2}
+
+
+class RandomIterableDataset(IterableDataset[Tensor]):
+    """A stream of ``count`` rows of ``size`` normal numbers, new ones each time."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self.count, self.size = count, size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(self.count):
+            yield torch.randn(self.size)
+
+
+class RandomIterableDatasetWithLen(RandomIterableDataset):
+    """A stream that says how long it is."""
+
+    def __len__(self) -> int:
+        return self.count
 
 
 class BoringModel(TrainModule):
@@ -76,16 +103,50 @@ class BoringDataModule(DataModule):
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
-class DemoModel(BoringModel):
-    """A :class:`BoringModel` with hyper-parameters."""
+class BoringDataModuleNoLen(DataModule):
+    """Streams of random rows, whose length nobody knows."""
+
+    def setup(self, stage: str) -> None:
+        self.random_full = RandomIterableDataset(32, 64)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.random_full)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class ManualOptimBoringModel(BoringModel):
+    """A :class:`BoringModel` that steps its optimizer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        optimizer = self.optimizers()
+        loss = self.step(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class DemoModel(TrainModule):
+    """One linear layer, whose positive outputs are drawn to nothing; it has no data."""
 
     def __init__(self, out_dim: int = 10, learning_rate: float = 0.02) -> None:
         super().__init__()
-        self.save_hyperparameters()
-        self.layer = nn.Linear(32, out_dim)
+        self.l1 = nn.Linear(32, out_dim)
+        self.learning_rate = learning_rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.l1(x.flatten(1)))
+
+    def training_step(self, batch: Tensor, batch_nb: int) -> Any:
+        return self(batch).sum()
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.layer.parameters(), lr=self.hparams.learning_rate)
+        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
 
 deep_names.name_below(__name__)

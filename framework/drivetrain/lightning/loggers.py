@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from drivetrain.lightning import deep_names
@@ -9,7 +11,27 @@ from drivetrain.lightning.plugin_names import finder
 from drivetrain.logger import Logger as Logger
 from drivetrain.logger import first_worker_experiment
 
+LOCAL_FILE_URI_PREFIX = "file:"  # of the addresses that MLFlowLogger takes
 rank_zero_experiment = first_worker_experiment  # what own loggers decorate ``experiment`` with
+
+
+def merge_dicts(
+    dicts: Sequence[Mapping[str, Any]],
+    agg_key_funcs: Mapping[str, Any] | None = None,
+    default_func: Callable[[Sequence[float]], float] = statistics.mean,
+) -> dict[str, Any]:
+    """One dictionary of several: what stands under one name is combined by its function in ``agg_key_funcs``, or by
+    ``default_func``; dictionaries within dictionaries in the same way, ``agg_key_funcs`` being nested like them."""
+    functions = agg_key_funcs or {}
+    merged: dict[str, Any] = {}
+    for name in {name: None for one in dicts for name in one}:
+        values = [one[name] for one in dicts if one.get(name) is not None]
+        function = functions.get(name)
+        if isinstance(values[0], dict):
+            merged[name] = merge_dicts(values, function, default_func)
+        else:
+            merged[name] = (function or default_func)(values)
+    return merged
 
 
 class DummyExperiment:
@@ -52,14 +74,9 @@ NAMES = {
     "TensorBoardLogger": "lightning_tensorboard",
     "WandbLogger": "wandb",
 }
-NOT_OFFERED = {
-    "CometLogger": "derive a logger from drivetrain.Logger that writes there, or use WandbLogger or MLFlowLogger.",
-    "LitLogger": "it writes to its vendor's platform: use TensorBoardLogger, MLFlowLogger or WandbLogger.",
-    "NeptuneLogger": "derive a logger from drivetrain.Logger that writes there, or use WandbLogger or MLFlowLogger.",
-}
 __all__ = ["Logger", *NAMES]  # noqa: PLE0604  (they are strings)
 __path__: list[str] = []
 
-__getattr__ = finder(__name__, "loggers", NAMES, NOT_OFFERED)
+__getattr__ = finder(__name__, "loggers", NAMES)
 
 deep_names.name_below(__name__)

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from drivetrain.lightning import deep_names
 from drivetrain.module_summary import Row, Summary
 
 __path__: list[str] = []
 UNKNOWN_SIZE, NOT_APPLICABLE, LEFTOVER_PARAMS_NAME = "?", "n/a", "other params"
-_UNITS = " KMBT"
+PARAMETER_NUM_UNITS = [" ", "K", "M", "B", "T"]
 
 
 class LayerSummary:
@@ -149,7 +150,7 @@ class ModelSummary:
             (get_human_readable_count(self.trainable_parameters), "Trainable params"),
             (get_human_readable_count(self.total_parameters - self.trainable_parameters), "Non-trainable params"),
             (get_human_readable_count(self.total_parameters), "Total params"),
-            (f"{self.model_size:,.3f}", "Total estimated model params size (MB)"),
+            (get_formatted_model_size(self.model_size), "Total estimated model params size (MB)"),
             (str(modes["train"]), "Modules in train mode"),
             (str(modes["eval"]), "Modules in eval mode"),
             (get_human_readable_count(self.total_flops), "Total Flops"),
@@ -167,7 +168,24 @@ def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
 
 def get_human_readable_count(number: int) -> str:
     """``1199882`` as ``1.2 M``; there is a place for the unit also where there is none."""
-    group = min((int(log10(number)) if number > 0 else 0) // 3, len(_UNITS) - 1)
+    group = min((int(log10(number)) if number > 0 else 0) // 3, len(PARAMETER_NUM_UNITS) - 1)
     scaled = number / 1000**group
     text = f"{scaled:,.1f}" if group and scaled < 100 else f"{int(scaled):,}"
-    return f"{text} {_UNITS[group]}"
+    return f"{text} {PARAMETER_NUM_UNITS[group]}"
+
+
+def get_formatted_model_size(total_model_size: float) -> str:
+    """Megabytes as text."""
+    return f"{total_model_size:,.3f}"
+
+
+def parse_batch_shape(batch: Any) -> Any:
+    """The shape of a tensor as a list, those of a list or tuple of them; ``"?"`` of anything else."""
+    if hasattr(batch, "shape"):
+        return list(batch.shape)
+    if isinstance(batch, list | tuple):
+        return [parse_batch_shape(part) for part in batch]
+    return UNKNOWN_SIZE
+
+
+deep_names.name_below(__name__)

@@ -8,14 +8,13 @@ from typing import Any
 from drivetrain import registry
 
 
-def finder(module: str, group: str, names: Mapping[str, str], elsewhere: Mapping[str, str]) -> Callable[[str], Any]:
+def finder(module: str, group: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     """A module's ``__getattr__``.
 
     Args:
         module: name of the module that has it.
         group: registry group, for example ``"callbacks"``.
         names: registered name by class name.
-        elsewhere: why a name of Lightning is not offered and what to use instead, as a sentence.
     """
 
     def find(name: str) -> Any:
@@ -26,8 +25,6 @@ def finder(module: str, group: str, names: Mapping[str, str], elsewhere: Mapping
                     " install the one that does."
                 )
             return registry.load(group, names[name])
-        if name in elsewhere:
-            raise AttributeError(f"{module}.{name} is not offered: {elsewhere[name]}")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return find

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from drivetrain.checkpoint.io import AsyncCheckpointIO as AsyncCheckpointIO
+from drivetrain.checkpoint.io import CheckpointIO as CheckpointIO
+from drivetrain.checkpoint.io import TorchCheckpointIO as TorchCheckpointIO
+from drivetrain.checkpoint.io import WrappingCheckpointIO as _WrappingCheckpointIO  # noqa: F401
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.environments import ClusterEnvironment as ClusterEnvironment
+from drivetrain.lightning.environments import KubeflowEnvironment as KubeflowEnvironment
+from drivetrain.lightning.environments import LightningEnvironment as LightningEnvironment
+from drivetrain.lightning.environments import MPIEnvironment as MPIEnvironment
+from drivetrain.lightning.environments import SLURMEnvironment as SLURMEnvironment
+from drivetrain.lightning.environments import TorchElasticEnvironment as TorchElasticEnvironment
 from drivetrain.precision import Precision as Precision
 
 __path__: list[str] = []
@@ -35,52 +45,39 @@ def DoublePrecision() -> Precision:
     return _named("double", "64-true")
 
 
-_NOT_OFFERED = {
-    "AsyncCheckpointIO": "give ModelCheckpoint(...) as it is: checkpoints are written complete or not at all",
-    "BitsandbytesPrecision": "quantise the layers in configure_model",
-    "CheckpointIO": "override ModelCheckpoint, or convert checkpoints with drivetrain.checkpoint",
-    "ClusterEnvironment": "torchrun, srun and mpirun are recognised by themselves; else set node_rank and master_addr",
-    "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
-    "FSDPPrecision": "set precision, strategy=fsdp takes it",
-    "LayerSync": "use sync_batchnorm=True",
-    "LightningEnvironment": "leave it out: workers are started by the Trainer",
-    "SLURMEnvironment": "leave it out: srun is recognised by itself",
-    "TorchCheckpointIO": "leave it out: it is what is done",
-    "TorchElasticEnvironment": "leave it out: torchrun is recognised by itself",
-    "TorchSyncBatchNorm": "use sync_batchnorm=True",
-    "TransformerEnginePrecision": "use precision=bf16-mixed",
-    "XLACheckpointIO": "there is no TPU support",
-    "XLAPrecision": "there is no TPU support",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _NOT_OFFERED:
-        raise AttributeError(f"{__name__}.{name} is not offered: {_NOT_OFFERED[name]}.")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 _AS_IT_IS = ("None", "32", "32-true")  # what Lightning's default means: modules and batches keep their formats
 
 
-def precision_among(plugins: Any, precision: Any) -> Any:
-    """The precision that ``plugins`` hold, or ``precision`` where they hold none.
+def meant_by(plugins: Any, precision: Any, checkpoint_io: CheckpointIO | None = None) -> tuple[Any, CheckpointIO]:
+    """The precision and who writes checkpoints that ``plugins`` hold, or what was given apart from them.
 
     Raises:
-        ConfigurationError: they hold something else, or a precision is given twice.
+        ConfigurationError: they hold something else, or one of both is given twice.
     """
     given = [] if plugins is None else list(plugins) if isinstance(plugins, Sequence) else [plugins]
     for plugin in given:
-        if not isinstance(plugin, Precision):
+        tell = getattr(plugin, "given", None)
+        if isinstance(plugin, ClusterEnvironment):
+            if tell is None:
+                raise ConfigurationError(
+                    f"plugins: the Trainer joins no job through {type(plugin).__name__}: leave it out and set RANK,"
+                    " WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it before."
+                )
+            tell()
+        elif not isinstance(plugin, Precision | CheckpointIO):
             raise ConfigurationError(
-                f"plugins: {type(plugin).__name__} is no Precision, the only plugin that a Trainer takes here: leave it"
-                " out; clusters are recognised by themselves, and sync_batchnorm=True synchronises BatchNorm."
+                f"plugins: {type(plugin).__name__} is no Precision, no CheckpointIO and no ClusterEnvironment, the"
+                " plugins that a Trainer takes here: leave it out; sync_batchnorm=True synchronises BatchNorm."
             )
-    if len(given) > 1 or (given and precision is not None):
+    precisions = [plugin for plugin in given if isinstance(plugin, Precision)]
+    writers = [plugin for plugin in given if isinstance(plugin, CheckpointIO)]
+    if len(precisions) > 1 or (precisions and precision is not None):
         raise ConfigurationError("plugins and precision give more than one precision: give one.")
-    if not given and str(precision) in _AS_IT_IS:
-        return Precision("32-true")
-    return given[0] if given else precision
+    if len(writers) + (checkpoint_io is not None) > 1:
+        raise ConfigurationError("plugins and strategy give more than one CheckpointIO: give one.")
+    if not precisions and str(precision) in _AS_IT_IS:
+        precision = Precision("32-true")
+    return (precisions or [precision])[0], (writers or [checkpoint_io or TorchCheckpointIO()])[0]
 
 
 deep_names.name_below(__name__)

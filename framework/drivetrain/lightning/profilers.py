@@ -12,10 +12,9 @@ NAMES = {
     "PyTorchProfiler": "pytorch",
     "SimpleProfiler": "simple",
 }
-NOT_OFFERED = {"XLAProfiler": "there is no TPU support: use PyTorchProfiler."}
 __all__ = ["PassThroughProfiler", "Profiler", *NAMES]  # noqa: PLE0604  (they are strings)
 __path__: list[str] = []
 
-__getattr__ = finder(__name__, "profilers", NAMES, NOT_OFFERED)
+__getattr__ = finder(__name__, "profilers", NAMES)
 
 deep_names.name_below(__name__)

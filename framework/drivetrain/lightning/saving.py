@@ -12,6 +12,10 @@ from typing import Any
 
 import yaml
 
+from drivetrain.lightning import deep_names
+
+__path__: list[str] = []
+
 
 def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) -> Any:
     """The file's hyper-parameters; as a configuration of OmegaConf where that is asked for and possible. A file that
@@ -122,3 +126,6 @@ def _mapping(hparams: Mapping[str, Any] | Namespace) -> dict[str, Any]:
     if isinstance(hparams, Mapping):
         return dict(hparams)
     raise TypeError(f"hyper-parameters are a mapping or a Namespace, not a {type(hparams).__name__}.")
+
+
+deep_names.name_below(__name__)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
 from drivetrain.strategy import Strategy as Strategy
 
 __path__: list[str] = []
+
+TBroadcast, TReduce = TypeVar("TBroadcast"), TypeVar("TReduce")  # what projects annotate strategies of their own with
 
 _REPLICATED = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "bucket_cap_mb")
 # How processes come to be is not part of a strategy here: a script, a notebook and torchrun all start the same one.
@@ -74,6 +76,9 @@ class Asked(metaclass=_Kind):
         backend = options.pop("process_group_backend", None)
         if backend is not None:
             self.settings["backend"] = backend
+        writer = options.pop("checkpoint_io", None)
+        if writer is not None:
+            self.settings["checkpoint_io"] = writer
         self._take(options)
 
     def _take(self, options: Mapping[str, Any]) -> None:

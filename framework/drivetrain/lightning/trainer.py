@@ -20,7 +20,7 @@ from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
-from drivetrain.lightning.plugins import precision_among
+from drivetrain.lightning.plugins import meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, meaning_of
 from drivetrain.logger import Logger
@@ -125,7 +125,8 @@ class Trainer(drivetrain.trainer.Trainer):
                 " trainer.checkpoint_callback.best_model_path where you want it."
             )
         given["strategy"], settings = meaning_of(strategy)
-        given["precision"] = precision_among(given.pop("plugins"), precision)
+        writer = settings.pop("checkpoint_io", None)
+        given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)
             given["precision"] = "bf16-mixed"
@@ -137,6 +138,7 @@ class Trainer(drivetrain.trainer.Trainer):
         if unlogged:
             given["log_every_n_steps"] = None
         super().__init__(**{**given, **settings, **more})
+        self.checkpoint_io = checkpoint_io
         if unlogged:
             self.log_every_n_steps = 0
         # Lightning's are 1.0 where nothing is said, and text where it is a path.

@@ -3,35 +3,79 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import operator
 import os
-import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any, NotRequired, TypedDict
+from pathlib import Path
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.enums import StrEnum as LightningEnum
+from lightning_utilities.core.imports import RequirementCache as RequirementCache
+from lightning_utilities.core.imports import compare_version as compare_version
+from lightning_utilities.core.imports import module_available as module_available
+from lightning_utilities.core.imports import package_available as package_available
 from lightning_utilities.core.overrides import is_overridden as _is_overridden
+from lightning_utilities.core.rank_zero import WarningCache as _WarningCache
 from lightning_utilities.core.rank_zero import rank_prefixed_message as rank_prefixed_message
 from lightning_utilities.core.rank_zero import rank_zero_debug as rank_zero_debug
-from lightning_utilities.core.rank_zero import rank_zero_deprecation as rank_zero_deprecation
+from lightning_utilities.core.rank_zero import rank_zero_deprecation as _rank_zero_deprecation
 from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_only as rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup as ProcessGroup
+from torch.distributed import ReduceOp as ReduceOp
+from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
 from torch.optim import Optimizer
 
 from drivetrain.attribute_dict import AttributeDict as AttributeDict
 from drivetrain.callback import Callback
-from drivetrain.checkpoint import rng
+from drivetrain.checkpoint import rng, single
 from drivetrain.combined import CombinedLoader as CombinedLoader
 from drivetrain.data import DataModule
 from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
+from drivetrain.errors import Terminated as SIGTERMException  # noqa: F401
+from drivetrain.hyperparameters import HyperparametersMixin as HyperparametersMixin
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.compiled import from_compiled as from_compiled
+from drivetrain.lightning.compiled import to_uncompiled as to_uncompiled
+from drivetrain.lightning.conversions import CONVERSION_DTYPES as CONVERSION_DTYPES
+from drivetrain.lightning.conversions import convert_tensors_to_scalars as convert_tensors_to_scalars
+from drivetrain.lightning.conversions import convert_to_tensors as convert_to_tensors
+from drivetrain.lightning.lengths import has_iterable_dataset as has_iterable_dataset
+from drivetrain.lightning.lengths import has_len as has_len
+from drivetrain.lightning.lengths import has_len_all_ranks as has_len_all_ranks
+from drivetrain.lightning.lengths import sized_len as sized_len
+from drivetrain.lightning.logged_parameters import _add_prefix as _add_prefix
+from drivetrain.lightning.logged_parameters import _convert_json_serializable as _convert_json_serializable
+from drivetrain.lightning.logged_parameters import _convert_params as _convert_params
+from drivetrain.lightning.logged_parameters import _flatten_dict as _flatten_dict
+from drivetrain.lightning.logged_parameters import _is_json_serializable as _is_json_serializable
+from drivetrain.lightning.logged_parameters import _sanitize_callable_params as _sanitize_callable_params
+from drivetrain.lightning.logged_parameters import _sanitize_params as _sanitize_params
+from drivetrain.lightning.overrides import DistributedSamplerWrapper as DistributedSamplerWrapper
+from drivetrain.lightning.parsing import clean_namespace as clean_namespace
+from drivetrain.lightning.parsing import collect_init_args as collect_init_args
+from drivetrain.lightning.parsing import get_init_args as get_init_args
+from drivetrain.lightning.parsing import is_picklable as is_picklable
+from drivetrain.lightning.parsing import lightning_getattr as lightning_getattr
+from drivetrain.lightning.parsing import lightning_hasattr as lightning_hasattr
+from drivetrain.lightning.parsing import lightning_setattr as lightning_setattr
+from drivetrain.lightning.parsing import parse_class_init_keys as parse_class_init_keys
+from drivetrain.lightning.parsing import save_hyperparameters as save_hyperparameters
+from drivetrain.lightning.seed import max_seed_value as max_seed_value
+from drivetrain.lightning.seed import min_seed_value as min_seed_value
+from drivetrain.lightning.seed import pl_worker_init_function as pl_worker_init_function
+from drivetrain.lightning.seed import reset_seed as reset_seed
+from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import SchedulerConfig as LRSchedulerConfig  # noqa: F401
 from drivetrain.sharding import batch_size as _batch_size
@@ -69,9 +113,36 @@ STEP_OUTPUT = Tensor | Mapping[str, Any] | None
 TRAIN_DATALOADERS = Any
 EVAL_DATALOADERS = Any
 _METRIC = Any
+_NUMBER = int | float
+_EVALUATE_OUTPUT = list[Mapping[str, float]]
+_PREDICT_OUTPUT = list[Any] | list[list[Any]]
+BType = Any  # a batch
 LRSchedulerTypeUnion = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau
 LRSchedulerType = type[torch.optim.lr_scheduler.LRScheduler] | type[torch.optim.lr_scheduler.ReduceLROnPlateau]
 LRSchedulerPLType = LRSchedulerTypeUnion
+LRScheduler, ReduceLROnPlateau = torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau
+LRSchedulerTypeTuple = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+_PATH = str | os.PathLike[str]
+_DEVICE = torch.device | str | int
+_MAP_LOCATION_TYPE = Any
+
+
+class Steppable(Protocol):
+    """What has an optimizer's ``step``."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any: ...
+
+
+class Optimizable(Steppable, Protocol):
+    """What has an optimizer's ``step`` and states."""
+
+    param_groups: list[dict[Any, Any]]
+    defaults: dict[Any, Any]
+    state: dict[Any, Any]
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class LRSchedulerConfigType(TypedDict, total=False):
@@ -103,6 +174,22 @@ class GradClipAlgorithmType(StrEnum):
 
 
 MisconfigurationException = ConfigurationError  # Lightning's name; a project catches what the Trainer raises
+
+
+class LightningDeprecationWarning(DeprecationWarning):
+    """What :func:`rank_zero_deprecation` warns with."""
+
+
+def rank_zero_deprecation(message: str | Warning, stacklevel: int = 5, **kwargs: Any) -> None:
+    """Warn, on the first worker, of what will not be there much longer."""
+    _rank_zero_deprecation(message, stacklevel=stacklevel + 1, **{"category": LightningDeprecationWarning, **kwargs})
+
+
+class WarningCache(_WarningCache):
+    """Tells each message once, on the first worker."""
+
+    def deprecation(self, message: str, stacklevel: int = 6, **kwargs: Any) -> None:
+        super().deprecation(message, stacklevel, **{"category": LightningDeprecationWarning, **kwargs})
 
 
 class PossibleUserWarning(UserWarning):
@@ -194,15 +281,6 @@ def measure_flops(model: nn.Module, forward_fn: Callable[[], Any], loss_fn: Call
     return int(counter.get_total_flops())
 
 
-def is_picklable(obj: object) -> bool:
-    """Whether ``pickle`` can write ``obj``."""
-    try:
-        pickle.dumps(obj)
-    except (pickle.PickleError, AttributeError, RuntimeError, TypeError):
-        return False
-    return True
-
-
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
     """Random generators are afterwards as they were before."""
@@ -211,9 +289,6 @@ def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
         yield
     finally:
         rng.restore(state)
-
-
-deep_names.name_below(__name__)
 
 
 def is_overridden(method_name: str, instance: object | None = None, parent: type[object] | None = None) -> bool:
@@ -262,3 +337,82 @@ def garbage_collection_cuda() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def is_param_in_hook_signature(
+    hook_fx: Callable[..., Any], param: str, explicit: bool = False, min_args: int | None = None
+) -> bool:
+    """Whether a method takes ``param`` by name, or ``min_args`` arguments, or, unless asked ``explicit``, any number.
+    Of a decorated one, what it decorates."""
+    found = inspect.getfullargspec(getattr(hook_fx, "__wrapped__", hook_fx))
+    arguments = found.args[1:]
+    several = not explicit and found.varargs is not None
+    return param in arguments or several or (isinstance(min_args, int) and len(arguments) >= min_args)
+
+
+def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
+    """A model of torchvision, with the arguments of its function there.
+
+    Raises:
+        ModuleNotFoundError: torchvision is not installed.
+    """
+    from torchvision import models
+
+    model: nn.Module = models.get_model(model_name, **kwargs)
+    return model
+
+
+def get_filesystem(path: str | os.PathLike[str], **kwargs: Any) -> Any:
+    """The file system of fsspec that ``path`` is on."""
+    from fsspec.core import url_to_fs
+
+    return url_to_fs(os.fspath(path), **kwargs)[0]
+
+
+def _get_rank() -> int | None:
+    """The rank that this process's environment tells; None where it tells none."""
+    found = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    return next((int(rank) for rank in found if rank is not None), None)
+
+
+def _load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None) -> Any:
+    """The dictionary in a file, or a stream, of ``torch.save``; objects are made with ``weights_only=False`` only.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, it needs more trust, or it is an address.
+    """
+    return single.read(path_or_url, weights_only=weights_only, map_location=map_location)
+
+
+def _atomic_save(checkpoint: dict[str, Any], filepath: str | os.PathLike[str]) -> None:
+    """Write a file that is complete or absent.
+
+    Raises:
+        CheckpointError: the disk refused, or something cannot be pickled.
+    """
+    single.write(checkpoint, Path(filepath))
+
+
+def _distributed_is_initialized() -> bool:
+    """Whether this process is in a process group of torch's."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+_AVAILABLE = re.compile(r"_([A-Z0-9_]+)_AVAILABLE")
+_VERSION = re.compile(r"_(TORCH|TORCHMETRICS|TORCHVISION)_(GREATER|LESS)_EQUAL_(\d+(?:_\d+)*)")
+
+
+def __getattr__(name: str) -> Any:
+    if found := _AVAILABLE.fullmatch(name):  # _RICH_AVAILABLE: whether the package can be imported
+        return package_available(found[1].lower())
+    if found := _VERSION.fullmatch(name):  # _TORCH_GREATER_EQUAL_2_1
+        compare = operator.ge if found[2] == "GREATER" else operator.le
+        return compare_version(found[1].lower(), compare, found[3].replace("_", "."))
+    if name in ("Throughput", "TrainingSpikeException"):  # they are beside callbacks
+        from drivetrain.lightning import callbacks
+
+        return getattr(callbacks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+deep_names.name_below(__name__)

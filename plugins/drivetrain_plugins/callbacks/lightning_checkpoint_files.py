@@ -107,12 +107,8 @@ class CheckpointFiles(CheckpointOptions):
         self._remove_checkpoint(trainer, path)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        target = Path(filepath)
         try:
-            if target.is_dir() and not target.is_symlink():
-                checkpoint.remove(target)
-            else:
-                target.unlink(missing_ok=True)
+            trainer.checkpoint_io.remove_checkpoint(filepath)
         except (CheckpointError, OSError) as error:
             log.warning("an old checkpoint stays: %s", error)
 

@@ -130,8 +130,9 @@ class RichProgressBar(ProgressBar):
         """Whether there is a screen to draw on."""
         return self.is_enabled and (self.console.is_terminal or self.console.is_jupyter)
 
-    def columns(self) -> list[ProgressColumn | str]:
-        """The parts of a line."""
+    def configure_columns(self, trainer: Trainer) -> list[ProgressColumn | str]:
+        """The parts of a line, for others to override: columns of rich. A task has the ``fields`` ``rate`` and
+        ``metrics``, both text."""
         theme = self.theme
         return [
             SpinnerColumn(finished_text=" "),
@@ -153,7 +154,7 @@ class RichProgressBar(ProgressBar):
 
     def _bar(self) -> Progress:
         if self._progress is None:
-            self._progress = Progress(*self.columns(), console=self.console, auto_refresh=False)
+            self._progress = Progress(*self.configure_columns(self.trainer), console=self.console, auto_refresh=False)
             self._progress.start()
         return self._progress
 

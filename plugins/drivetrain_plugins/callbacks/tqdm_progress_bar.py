@@ -240,6 +240,6 @@ class TQDMProgressBar(RichProgressBar):
         self._end("predict")
 
 
-def convert_inf(batches: int | float | None) -> int | float | None:
-    """``batches``, or None where their number is not known."""
-    return None if batches is None or math.isinf(batches) or math.isnan(batches) else batches
+def convert_inf(x: int | float | None) -> int | float | None:
+    """``x`` batches, or None where their number is not known."""
+    return None if x is None or math.isinf(x) or math.isnan(x) else x

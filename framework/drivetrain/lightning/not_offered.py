@@ -1,0 +1,146 @@
+"""Names of Lightning that are not offered here: why, and what to do instead, in a sentence each."""
+
+from __future__ import annotations
+
+_TPU = "there is no TPU support"
+_MPS = "there is no MPS support"
+_INSIDE = "it is a part of Lightning's inside"
+_LEGACY = "rewrite a file of Lightning 1 with Lightning's own command: python -m lightning.pytorch.utilities."
+_FABRIC = "there is no Fabric here: use L.Trainer, or drivetrain's parts in a loop by hand (docs/by_hand.md)"
+_DEMO = "it is an example of Lightning's documentation: copy it into the project, or see drivetrain's recipes"
+_HPARAMS = "hyper-parameters are under LightningModule.CHECKPOINT_HYPER_PARAMS_KEY"
+_LOGGER = "derive a logger from drivetrain.Logger that writes there, or use WandbLogger or MLFlowLogger"
+
+# Modules of which nothing is here, by their paths.
+MODULES = {
+    "cli": "build the Trainer in the script, or configure it with Hydra (python -m drivetrain new)",
+    "fabric.cli": _FABRIC,
+    "fabric.connector": _FABRIC,
+    "fabric.fabric": _FABRIC,
+    "fabric.plugins.collectives": f"{_FABRIC}; drivetrain.comm has the collectives",
+    "fabric.strategies": _FABRIC,
+    "fabric.utilities.init": "use Trainer.init_module(empty_init=True)",
+    "fabric.utilities.load": "read a checkpoint with torch.load, lazily with mmap=True",
+    "fabric.utilities.registry": _INSIDE,
+    "fabric.utilities.testing": _INSIDE,
+    "fabric.wrappers": _FABRIC,
+    "loops.fetchers": f"{_INSIDE}: prefetch with DataLoader(prefetch_factor=...)",
+    "loops.loop": f"{_INSIDE}: annotate with loops._FitLoop",
+    "loops.optimization": f"{_INSIDE}: override optimizer_step, or set automatic_optimization = False",
+    "loops.progress": f"{_INSIDE}: read trainer.fit_loop.epoch_progress, trainer.global_step and trainer.current_epoch",
+    "serve": "load the checkpoint and serve the module with a server of your own",
+    "strategies.launchers": f"{_INSIDE}: workers are started by the Trainer, torchrun, srun or mpirun",
+    "trainer.call": f"{_INSIDE}: call the module's or the callback's hook itself",
+    "trainer.configuration_validator": f"{_INSIDE}: what cannot run is refused before a worker starts",
+    "trainer.connectors": f"{_INSIDE}: read the Trainer's own attributes",
+    "trainer.setup": _INSIDE,
+    "utilities.model_registry": "nothing is uploaded or fetched: copy trainer.checkpoint_callback.best_model_path",
+    "utilities.model_summary.model_summary_deepspeed": "ModelSummary counts whole layers under every strategy",
+    "utilities.testing": _INSIDE,
+}
+
+# Names by the module here that would have them.
+NAMES = {
+    "": {"Fabric": _FABRIC},
+    "accelerators": {
+        "AcceleratorRegistry": "give accelerator='cpu', 'cuda' or 'auto'",
+        "MPSAccelerator": _MPS,
+        "XLAAccelerator": _TPU,
+        "get_cpu_stats": "use DeviceStatsMonitor(cpu_stats=True), or the package psutil",
+        "get_device_stats": _MPS,
+        "get_nvidia_gpu_stats": "use DeviceStatsMonitor, or torch.cuda.memory_stats",
+    },
+    "callbacks": dict.fromkeys(
+        (
+            "BatchesProcessedColumn",
+            "CustomBarColumn",
+            "CustomInfiniteTask",
+            "CustomProgress",
+            "CustomTimeColumn",
+            "MetricsTextColumn",
+            "ProcessingSpeedColumn",
+        ),
+        "override RichProgressBar.configure_columns with columns of rich's own",
+    ),
+    "core": dict.fromkeys(
+        ("CheckpointHooks", "ModelHooks"),
+        "derive from LightningModule, LightningDataModule or Callback, which have them",
+    ),
+    "saving": {"CHECKPOINT_PAST_HPARAMS_KEYS": _HPARAMS},
+    "demos": dict.fromkeys(
+        (
+            "Dictionary",
+            "IterableBoringDataModule",
+            "LightningLSTM",
+            "LightningTransformer",
+            "MNIST",
+            "MNISTDataModule",
+            "Net",
+            "PositionalEncoding",
+            "SequenceSampler",
+            "SimpleLSTM",
+            "Transformer",
+            "WikiText2",
+            "tokenize",
+        ),
+        _DEMO,
+    ),
+    "fabric": {"Fabric": _FABRIC},
+    "loggers": {
+        "CometLogger": _LOGGER,
+        "ExperimentWriter": "CSVLogger writes its file itself: call log_metrics and save",
+        "FRAMEWORK_NAME": _LOGGER,
+        "comet_experiment": _LOGGER,
+        "LitLogger": "it writes to its vendor's platform: use TensorBoardLogger, MLFlowLogger or WandbLogger",
+        "NeptuneLogger": _LOGGER,
+    },
+    "loops": {"RestartStage": f"{_INSIDE}: where a resumed run goes on is in its checkpoint"},
+    "overrides": {"prepare_for_backward": "manual_backward does what it is for"},
+    "plugins": {
+        "BitsandbytesPrecision": "quantise the layers in configure_model",
+        "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
+        "FSDPPrecision": "set precision, strategy=fsdp takes it",
+        "LSFEnvironment": "start the script with mpirun or torchrun, which are recognised by themselves",
+        "XLAEnvironment": _TPU,
+        "LayerSync": "use sync_batchnorm=True",
+        "LightningDoublePrecisionModule": "precision='64-true' converts the module itself",
+        "TorchSyncBatchNorm": "use sync_batchnorm=True",
+        "TransformerEnginePrecision": "use precision=bf16-mixed",
+        "XLACheckpointIO": _TPU,
+        "XLAPrecision": _TPU,
+    },
+    "profilers": {
+        "RegisterRecordFunction": "PyTorchProfiler(record_module_names=True) names the modules",
+        "ScheduleWrapper": "give PyTorchProfiler(schedule=torch.profiler.schedule(...))",
+        "XLAProfiler": f"{_TPU}: use PyTorchProfiler",
+    },
+    "strategies": {
+        "SingleDeviceXLAStrategy": _TPU,
+        "StrategyRegistry": "register a strategy as an entry point (docs/architecture.md); names: drivetrain.registry",
+        "XLAStrategy": _TPU,
+        "remove_module_hooks": _INSIDE,
+    },
+    "utilities": {
+        "CPU_DEVICE": "use torch.device('cpu')",
+        "CollectibleGroup": "annotate with torch.distributed.ProcessGroup",
+        "SpikeDetection": f"{_FABRIC}; the callback is callbacks.SpikeDetection",
+        "ThroughputMonitor": f"{_FABRIC}; the callback is callbacks.ThroughputMonitor",
+        "convert_zero_checkpoint_to_fp32_state_dict": "a checkpoint is one file under every strategy, whose"
+        " 'state_dict' holds the whole weights: torch.load it",
+        "get_available_flops": "give Throughput(available_flops=...), from the maker's data sheet",
+        "ds_checkpoint_dir": "a checkpoint is one file under every strategy: name that",
+        "main": f"{_LEGACY}upgrade_checkpoint FILE",
+        "migrate_checkpoint": f"{_LEGACY}upgrade_checkpoint FILE",
+        "pl_legacy_patch": f"{_LEGACY}upgrade_checkpoint FILE",
+    },
+}
+
+
+def of_module(path: str) -> str | None:
+    """Why there is no module ``path`` (below this package) and what to do instead; None where that is not known."""
+    return next((why for name, why in MODULES.items() if f"{path}.".startswith(f"{name}.")), None)
+
+
+def of_name(module: str, name: str) -> str | None:
+    """The same of ``name`` in ``module``, which is here."""
+    return NAMES.get(module, {}).get(name)
