@@ -17,7 +17,7 @@ tests := $(if $(strip $(ARGS)),pytest $(ARGS),tests)
 
 help:
 	@echo 'make train [ARGS="devices=3 seed=2"]   set up, then train the digits: python train.py strategy=ring ARGS'
-	@echo 'make test  [ARGS="-k ring"]            set up, then run all tests, in two processes; or: pytest ARGS'
+	@echo 'make test  [ARGS="-k ring"]            set up, then run all tests, in three processes; or: pytest ARGS'
 	@echo 'make lint                              check style and layout (ruff)'
 	@echo 'make types                             check types (mypy)'
 	@echo 'make format                            lay out the code (ruff)'

@@ -1,8 +1,9 @@
-"""``python -m tests``: the whole suite in two pytest processes at once, each with half of it.
+"""``python -m tests``: the whole suite in three pytest processes at once, each with a part of it.
 
-Tests of one process leave a core idle, those of several workers do not: side by side they need the time of the sum of
-their work. Each process counts and cleans up for itself, so nothing is shared. A line is printed when it is complete;
-what failed in either and the closing lines of both come last, where a log that is cut still has them.
+A test of one process leaves a core idle, and so does one whose workers wait for each other or for the end of something:
+with one process more than there are cores, two cores have work nearly all the time. Each process counts and cleans up
+for itself, so nothing is shared. A line is printed when it is complete; what failed in any and the closing lines of all
+come last, where a log that is cut still has them.
 """
 
 from __future__ import annotations
@@ -14,21 +15,18 @@ from pathlib import Path
 from typing import IO
 
 HERE = Path(__file__).parent
-# About half of the work; everything else, what is new too, is in the other half.
-FIRST = [
-    "compression",
-    "contract",
-    "federated",
-    "parameter_server",
-    "parity",
-    "strategies",
+# Parts that take about as long, the workers of the first having most of the processor time; everything else, what is
+# new too, is in a part of its own.
+PARTS = [
+    ["compression", "contract", "federated", "parameter_server", "parity", "strategies"],
+    ["app", "bench", "comm", "hosts", "launch", "third_party"],
 ]
 
 
-def halves() -> tuple[list[str], list[str]]:
+def parts() -> list[list[str]]:
     """pytest's arguments for each process: together every test once."""
-    first = [str(HERE / name) for name in FIRST if (HERE / name).is_dir()]
-    return first, [str(HERE), *(f"--ignore={path}" for path in first)]
+    named = [[str(HERE / name) for name in part if (HERE / name).is_dir()] for part in PARTS]
+    return [*named, [str(HERE), *(f"--ignore={path}" for part in named for path in part)]]
 
 
 def tell(number: int, stream: IO[str], kept: list[str]) -> None:
@@ -40,12 +38,12 @@ def tell(number: int, stream: IO[str], kept: list[str]) -> None:
 def main() -> int:
     started = [
         subprocess.Popen(
-            [sys.executable, "-u", "-m", "pytest", *half, *sys.argv[1:]],
+            [sys.executable, "-u", "-m", "pytest", *part, *sys.argv[1:]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for half in halves()
+        for part in parts()
     ]
     kept: list[list[str]] = [[] for _ in started]
     readers = []
@@ -55,7 +53,7 @@ def main() -> int:
         readers[-1].start()
     try:
         codes = [process.wait() for process in started]
-    except KeyboardInterrupt:  # both were told by the terminal and say what they have
+    except KeyboardInterrupt:  # all were told by the terminal and say what they have
         codes = [process.wait() or 1 for process in started]
     for reader in readers:
         reader.join()

@@ -1,4 +1,4 @@
-"""Reading a loader whose processes may die: the error then says which one did, and how.
+"""Reading a loader whose processes may die: the error then says which one did, and how. And ending those that stay.
 
 Torch looks whether its processes are alive when reading from them fails. A process that is about to end has closed its
 connections already but still counts as alive, so what comes out at times is the connection's error, which names
@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.errors import TrainingError
 from drivetrain.launch.failure import way_of_ending
@@ -29,6 +30,16 @@ class Watched:
 
     def __iter__(self) -> Iterator[Any]:
         return _read(iter(self.loader))  # made now: making it draws random numbers
+
+    def end_processes(self) -> None:
+        """End those that wait for another epoch (``persistent_workers=True``); reading on starts others.
+
+        Left to Python's collector they would be told in an order in which torch waits five seconds for each of them.
+        """
+        staying = self.loader._iterator
+        if isinstance(staying, _MultiProcessingDataLoaderIter):  # else of a loader that keeps more than processes in it
+            self.loader._iterator = None
+            staying._shutdown_workers()
 
 
 def watched(loader: Any) -> Any:

@@ -87,6 +87,8 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
         if request.stage == "fit" and trainer.loop is not None and trainer.loop.in_batch:
             trainer.loop.metrics.leave_out(trainer.loop.batch_idx)  # what fails has no metrics; those before it stay
         trainer.disconnect(error)
+        if trainer.world_size == 1:  # a rank of several ends now, and its loaders' processes with it
+            stage_data.end_processes(trainer, request.stage)
 
 
 def _attach(trainer: Trainer, request: Request) -> None:
@@ -149,6 +151,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
                 result = _evaluate(trainer, request, loaded)
     if strategy.trains:
         strategy.finish()
+    stage_data.end_processes(trainer, stage)
     if request.datamodule is not None:
         request.datamodule.teardown(stage=told)
     hooks.of_callbacks("teardown", stage=told)

@@ -19,7 +19,7 @@ from torch.utils.data import SequentialSampler as InOrder
 from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.errors import ConfigurationError, TrainingError
-from drivetrain.loader_processes import watched
+from drivetrain.loader_processes import Watched, watched
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.loaders import reading_options
 from drivetrain.private_random import PrivateRandom, mix, restore, states
@@ -261,6 +261,11 @@ class BatchSource:
         if self._looks_ahead:
             return self._read_unsized(numbered, next(numbered, None))
         return self._read_as_told(numbered)
+
+    def with_processes(self) -> list[Watched]:
+        """The loaders that are read here and have processes: its own, or those that it reads at once."""
+        own = [self.reader] if isinstance(self.reader, Watched) else []
+        return [*own, *(one for part in getattr(self.loader, "sources", []) for one in part.with_processes())]
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where the next run's seed may be another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.overrides import is_overridden
@@ -110,11 +111,39 @@ def _validation_sources(trainer: Trainer) -> list[BatchSource]:
 
 
 def ask_again(trainer: Trainer, which: str) -> list[BatchSource]:
-    """Ask the module or data module for its loaders of ``which`` (``"train"``, ``"val"``) again."""
+    """Ask the module or data module for its loaders of ``which`` (``"train"``, ``"val"``) again. The processes of the
+    former ones end, unless these are the same loaders."""
+    former = _read(trainer, which)
     if which == "val":
-        return _validation_sources(trainer)
-    trainer.train_source = None
-    return [training(trainer)]
+        found = _validation_sources(trainer)
+    else:
+        trainer.train_source = None
+        found = [training(trainer)]
+    still = {id(one.loader) for source in found for one in source.with_processes()}
+    _end_processes(source for source in former if not any(id(one.loader) in still for one in source.with_processes()))
+    return found
+
+
+def end_processes(trainer: Trainer, stage: str) -> None:
+    """End the processes of the loaders that ``stage`` read: what it began is over with it."""
+    for which in ("train", "val") if stage == "fit" else (stage,):
+        _end_processes(_read(trainer, which))
+
+
+def _read(trainer: Trainer, which: str) -> list[BatchSource]:
+    """What is read for ``which``: ``"train"`` and ``"val"`` of a fit, or an evaluation's stage."""
+    if which == "train":
+        return [] if trainer.train_source is None else [trainer.train_source]
+    if which == "predict":
+        return trainer.predict_sources
+    loop = trainer.validation if which == "val" else trainer.evaluation
+    return [] if loop is None else loop.sources
+
+
+def _end_processes(sources: Iterable[BatchSource]) -> None:
+    for source in sources:
+        for one in source.with_processes():
+            one.end_processes()
 
 
 def _validation_interval(trainer: Trainer) -> int | float:

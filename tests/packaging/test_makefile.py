@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.__main__ import FIRST, halves
+from tests.__main__ import PARTS, parts
 from tests.patience import LIMIT
 
 ROOT = Path(__file__).parents[2]
@@ -129,8 +129,10 @@ def test_help_is_what_make_says_by_default(clone: Clone) -> None:
         assert f"make {target}" in printed
 
 
-def test_the_halves_of_the_suite_are_the_whole() -> None:
-    first, second = halves()
+def test_the_parts_of_the_suite_are_the_whole() -> None:
+    *named, rest = parts()
     folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py"))}
-    assert {Path(path).name for path in first} == set(FIRST) <= folders
-    assert second == [str(ROOT / "tests"), *(f"--ignore={path}" for path in first)]
+    names = [Path(path).name for part in named for path in part]
+    assert [[Path(path).name for path in part] for part in named] == PARTS
+    assert len(names) == len(set(names)) and set(names) <= folders
+    assert rest == [str(ROOT / "tests"), *(f"--ignore={path}" for part in named for path in part)]

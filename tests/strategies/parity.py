@@ -1,4 +1,4 @@
-"""One run that every strategy is held to: 30 optimizer steps of the tiny GPT with all that changes an update."""
+"""One run that every strategy is held to: the tiny GPT with all that changes an update."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from tests.runs import Outcome, difference, train
 from tests.strategies.gpt import tiny_gpt, token_loader
 
 # 59 samples in batches of 8, two batches a step: 4 steps an epoch, the last of 11 samples in batches of 8 and 3.
+# Three such tails, a validation amid training, 9 steps after the warm-up of 5, an end amid an epoch. More steps would
+# show the same again: in fp64 whatever is wrong in one of these is far above the tolerance at once.
+STEPS = 14
 OPTIONS: dict[str, Any] = {
     "max_epochs": 8,
-    "max_steps": 30,
+    "max_steps": STEPS,
     "check_val_every_n_epoch": 2,
     "accumulate_grad_batches": 2,
     "gradient_clip_val": 0.5,
@@ -39,7 +42,7 @@ def run(
 def reference(make: Callable[[], TrainModule] = tiny_gpt, precision: str = "64-true", **options: Any) -> Outcome:
     """``single``'s run; made once."""
     outcome = run("single", 1, make, precision, **options)
-    assert outcome.steps == 30 or options
+    assert outcome.steps == STEPS or options
     return outcome
 
 

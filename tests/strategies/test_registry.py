@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,26 @@ def fit(
     return trainer
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], Path]:
+    """The folder of a run of ten steps under a strategy, saved after six and at the end; made once."""
+
+    made: dict[str, Path] = {}
+
+    def folder(cell: Cell) -> Path:
+        if str(cell) not in made:
+            made[str(cell)] = tmp_path_factory.mktemp(cell.name)
+            fit(made[str(cell)], cell, save=6)
+        return made[str(cell)]
+
+    return folder
+
+
 @pytest.mark.parametrize("cell", one_each(), ids=str)
-def test_resumed_in_mid_epoch(cell: Cell, tmp_path: Path) -> None:
-    fit(tmp_path / "whole", cell, save=6)
-    fit(tmp_path / "resumed", cell, resume=tmp_path / "whole" / "middle.ckpt")
-    assert_same(tmp_path / "whole", tmp_path / "resumed", cell.devices)
+def test_resumed_in_mid_epoch(cell: Cell, saved: Callable[[Cell], Path], tmp_path: Path) -> None:
+    whole = saved(cell)
+    fit(tmp_path, cell, resume=whole / "middle.ckpt")
+    assert_same(whole, tmp_path, cell.devices)
 
 
 # -- (c) portable checkpoints -----------------------------------------------------------------------------------
@@ -130,23 +146,10 @@ def _pairs() -> list[tuple[Cell, Cell]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a run of six steps under a strategy, made once."""
-
-    made: dict[str, Path] = {}
-
-    def folder(cell: Cell) -> Path:
-        if str(cell) not in made:
-            made[str(cell)] = tmp_path_factory.mktemp(cell.name)
-            fit(made[str(cell)], cell, save=6, steps=6)
-        return made[str(cell)]
-
-    return folder
-
-
 @pytest.mark.parametrize(("before", "after"), _pairs(), ids=str)
-def test_a_checkpoint_fits_every_strategy(before: Cell, after: Cell, saved: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_fits_every_strategy(
+    before: Cell, after: Cell, saved: Callable[[Cell], Path], tmp_path: Path
+) -> None:
     checkpoint = saved(before) / "middle.ckpt"
     single = Cell(declarations()["single"], 1)
     expected = fit(tmp_path / "single", single, resume=checkpoint, steps=8, precision=after.precision).loss_curve
@@ -173,7 +176,7 @@ def test_the_best_checkpoint_is_tested(cell: Cell, tmp_path: Path) -> None:
         default_root_dir=tmp_path,
     )
     module, held_out = TinyGPT(), token_loader(23, 5, shuffle=False)
-    trainer.fit(module, token_loader(), held_out)
+    trainer.fit(module, token_loader(27), held_out)
     best = float(trainer.checkpoint_callback.best_model_score)
     [metrics] = trainer.test(module, held_out, ckpt_path="best", verbose=False)
     assert abs(metrics["test/loss"] - best) <= max(1e-9, cell.declaration.support.tolerance)

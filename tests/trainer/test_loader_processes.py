@@ -1,4 +1,5 @@
-"""A loader process that dies while its connection is read: the error says which one, however torch met its end."""
+"""A loader process that dies while its connection is read: the error says which one, however torch met its end. Those
+that stay from epoch to epoch end with the stage that they read for."""
 
 from __future__ import annotations
 
@@ -12,10 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from drivetrain import loader_processes
+import drivetrain.lightning
+from drivetrain import Trainer, loader_processes
 from drivetrain.errors import TrainingError
+from drivetrain.lightning.utilities import CombinedLoader
 from drivetrain.sharding import BatchSource
 from drivetrain.strategy import Shard
+from tests.runs import QUIET, Classifier
 
 LOST = [ConnectionResetError(104, "Connection reset by peer"), EOFError(), FileNotFoundError(2, "No such file")]
 
@@ -113,3 +117,92 @@ def test_what_the_data_set_raises_stays_what_it_is(run_alone: Callable[..., Any]
             return str(caught)
 
     assert "sample 0" in run_alone(program)
+
+
+# -- processes that stay from epoch to epoch ---------------------------------------------------------------------
+class Tells(Dataset[Any]):
+    """Samples that say which process read them."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(6), index, os.getpid()
+
+
+def staying() -> DataLoader[Any]:
+    return DataLoader(Tells(), batch_size=2, num_workers=1, persistent_workers=True)
+
+
+class Notes(Classifier):
+    """Writes down by whom it was read to, and how many processes there are at the end of each epoch."""
+
+    fails = False
+
+    def __init__(self, make: Callable[[], Any] = staying) -> None:
+        super().__init__()
+        self.make, self.readers, self.counts = make, set(), []
+
+    def train_dataloader(self) -> Any:
+        return self.make()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        parts = batch if isinstance(batch[0], list) else [batch]
+        self.readers.update(reader for _, _, readers in parts for reader in readers.tolist())
+        if self.fails:
+            raise ValueError("enough")
+        return super().training_step(parts[0][:2], batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch[:2], batch_idx)
+
+    test_step = validation_step
+
+    def on_train_epoch_end(self) -> None:
+        self.counts.append(len(multiprocessing.active_children()))
+
+
+def left(stage: str, trainer: Any, module: Notes, *loaders: Any) -> int:
+    getattr(trainer, stage)(module, *loaders)
+    return len(multiprocessing.active_children())
+
+
+@pytest.mark.parametrize("library", [drivetrain, drivetrain.lightning])
+def test_what_stays_for_the_next_epoch_ends_with_the_stage(library: Any, run_alone: Callable[..., Any]) -> None:
+    def program() -> list[Any]:
+        trainer, module = library.Trainer(max_epochs=3, devices=1, **QUIET), Notes()
+        found = [left("fit", trainer, module, None, staying()), module.counts, len(module.readers)]
+        return [*found, *(left(stage, trainer, module, staying()) for stage in ("validate", "test", "predict"))]
+
+    assert run_alone(program) == [0, [2, 2, 2], 1, 0, 0, 0]
+
+
+def test_it_ends_where_several_loaders_are_read_at_once(run_alone: Callable[..., Any]) -> None:
+    def program() -> list[Any]:
+        module = Notes(lambda: CombinedLoader([staying(), staying()], "min_size"))
+        return [left("fit", Trainer(max_epochs=2, devices=1, **QUIET), module), module.counts, len(module.readers)]
+
+    assert run_alone(program) == [0, [2, 2], 2]
+
+
+def test_it_ends_where_loaders_are_asked_for_anew(run_alone: Callable[..., Any]) -> None:
+    def program() -> list[Any]:
+        trainer = Trainer(max_epochs=3, devices=1, reload_dataloaders_every_n_epochs=1, **QUIET)
+        module, same = Notes(), staying()
+        anew = [left("fit", trainer, module), module.counts, len(module.readers)]
+        trainer = drivetrain.lightning.Trainer(max_epochs=3, devices=1, reload_dataloaders_every_n_epochs=1, **QUIET)
+        module = Notes(lambda: same)  # Lightning's meanings read it itself, and its processes go on
+        return [*anew, left("fit", trainer, module), module.counts, len(module.readers)]
+
+    assert run_alone(program) == [0, [1, 1, 1], 3, 0, [1, 1, 1], 1]
+
+
+def test_it_ends_where_training_fails(run_alone: Callable[..., Any]) -> None:
+    def program() -> int:
+        module = Notes()
+        module.fails = True
+        with pytest.raises(ValueError, match="enough"):
+            Trainer(max_epochs=1, devices=1, **QUIET).fit(module)
+        return len(multiprocessing.active_children())
+
+    assert run_alone(program) == 0
