@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +11,7 @@ import pytest
 
 from drivetrain import app
 from drivetrain.cli import request as requests
-from drivetrain.cli.accelerators import visible
+from drivetrain.cli.accelerators import _listed_by_driver, visible
 from drivetrain.cli.request import Request
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch.job import Job
@@ -148,3 +152,38 @@ def test_callbacks_by_name_target_and_null(request_of: Callable[..., Request]) -
 )
 def test_visible_gpus(present: int, mask: str | None, left: int) -> None:
     assert visible(present, mask) == left
+
+
+NVML = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int nvmlInit_v2(void) {
+    FILE *told = fopen(getenv("FAKE_NVML_TOLD"), "w");
+    fprintf(told, "%d", (int)getpid());
+    fclose(told);
+    return atoi(getenv("FAKE_NVML_FAILS"));
+}
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 3; return 0; }
+"""
+ASK = "import os; from drivetrain.cli.accelerators import present; print(present(), os.getpid())"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to make a driver with")
+@pytest.mark.parametrize("fails", [0, 1])
+def test_gpus_are_counted_by_another_process(fails: int, tmp_path: Path) -> None:
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.c"], check=True)
+    told = tmp_path / "told"
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "FAKE_NVML_TOLD": str(told),
+        "FAKE_NVML_FAILS": str(fails),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
+    count, process = done.stdout.split()
+    assert int(count) == (_listed_by_driver() if fails else 3)
+    assert told.read_text() not in ("", process), "the driver was begun where workers are forked"

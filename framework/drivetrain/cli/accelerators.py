@@ -1,10 +1,14 @@
-"""How many GPUs this process may use, asked without creating a CUDA context (a context does not survive a fork)."""
+"""How many GPUs this process may use, asked by another process: a fork of one that the driver has its threads and files
+in would not be sound, and workers are forked from this one."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import re
+import subprocess
+import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,18 +31,24 @@ def visible(present: int, mask: str | None) -> int:
     return count
 
 
+_NVML = "libnvidia-ml.so.1"
+_COUNT = f"""
+import ctypes
+nvml, count = ctypes.CDLL({_NVML!r}), ctypes.c_uint(0)
+print(count.value if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else "unknown")
+"""
+
+
+@cache
 def present() -> int:
     """Number of NVIDIA GPUs of this machine, whatever torch can use."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
+        ctypes.CDLL(_NVML)  # is there a driver at all? This alone starts nothing
+        asked = [sys.executable, "-I", "-S", "-c", _COUNT]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return _listed_by_driver()
-    if nvml.nvmlInit_v2() != 0:
-        return _listed_by_driver()
-    count = ctypes.c_uint(0)
-    failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    nvml.nvmlShutdown()
-    return _listed_by_driver() if failed else count.value
+    return int(said) if said.isdigit() else _listed_by_driver()
 
 
 def _listed_by_driver() -> int:
