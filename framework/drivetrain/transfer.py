@@ -31,6 +31,7 @@ class BatchTransfer:
             default = default and not _overrides(owner, name)
             hooks.append(getattr(owner, name))
         self._before, self._move, self._after = hooks
+        self._convert = self.precision.convert_input
         self._stays = default and self.device.type == "cpu"
         self._as_it_is = self._stays and type(self.precision).convert_input is Precision.convert_input
 
@@ -38,14 +39,15 @@ class BatchTransfer:
         """The batch in the precision's format on the device."""
         if self._as_it_is:
             return micro.batch if isinstance(micro.batch, _PLAIN) else move(micro.batch, self.device)
-        batch = self.precision.convert_input(micro.batch)
+        batch = self._convert(micro.batch)
         if self._stays:
             return batch
         batch = self._before(batch, micro.loader)
         return self._after(self._move(batch, self.device, micro.loader), micro.loader)
 
 
-_PLAIN = (torch.Tensor, list, tuple, dict, str, int, float, type(None))  # an object of another kind may have its to()
+# An object of another kind may have its to(). The frequent ones come first, as each is asked for at every step.
+_PLAIN = (tuple, list, dict, torch.Tensor, str, int, float, type(None))
 
 
 def _overrides(owner: Any, name: str) -> bool:
