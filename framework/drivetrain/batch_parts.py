@@ -61,7 +61,8 @@ def is_even(total: int, shard: Shard, copies: int) -> bool:
 
 def batch_size(batch: Any) -> int | None:
     """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
-    if type(batch) in (tuple, list) and batch and type(first := batch[0]) is Tensor and (sizes := first.shape):
+    kind = type(batch)
+    if (kind is tuple or kind is list) and batch and type(first := batch[0]) is Tensor and (sizes := first.shape):
         return sizes[0]  # by far the most frequent batch, and this is called at every step
     if isinstance(batch, Tensor):
         return int(batch.shape[0]) if batch.ndim else 1

@@ -37,7 +37,8 @@ _STAYS = {dtype: _OTHERS | {dtype} for dtype in _DTYPES}  # what a cast to each 
 
 def cast_floating(batch: Any, dtype: torch.dtype) -> Any:
     """The batch, nested as it likes, with its floating-point tensors in ``dtype``; the same object if they are."""
-    if type(batch) in (tuple, list):  # by far the most frequent batch, and this is called at every step
+    kind = type(batch)
+    if kind is tuple or kind is list:  # by far the most frequent batch, and this is called at every step
         stays = _STAYS[dtype]
         for item in batch:
             if type(item) is not Tensor or item.dtype not in stays:
