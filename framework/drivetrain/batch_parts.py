@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from drivetrain.strategy import Shard
 
@@ -61,9 +61,10 @@ def is_even(total: int, shard: Shard, copies: int) -> bool:
 
 def batch_size(batch: Any) -> int | None:
     """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
-    if type(batch) in (tuple, list) and batch and type(batch[0]) is torch.Tensor and batch[0].ndim:
-        return int(batch[0].shape[0])  # by far the most frequent batch, and this is called at every step
-    if isinstance(batch, torch.Tensor):
+    kind = type(batch)
+    if (kind is tuple or kind is list) and batch and type(first := batch[0]) is Tensor and (sizes := first.shape):
+        return sizes[0]  # by far the most frequent batch, and this is called at every step
+    if isinstance(batch, Tensor):
         return int(batch.shape[0]) if batch.ndim else 1
     if isinstance(batch, Mapping):
         parts: Iterable[Any] = batch.values()
@@ -83,7 +84,7 @@ def batch_size(batch: Any) -> int | None:
 
 def take(batch: Any, total: int, rows: slice) -> Any:
     """``rows`` of a collated batch of ``total`` samples: of every tensor, array and plain list of that length."""
-    if isinstance(batch, torch.Tensor) or (hasattr(batch, "shape") and hasattr(batch, "__getitem__")):
+    if isinstance(batch, Tensor) or (hasattr(batch, "shape") and hasattr(batch, "__getitem__")):
         return batch[rows] if batch.ndim and batch.shape[0] == total else batch
     if isinstance(batch, Mapping):
         return {key: take(value, total, rows) for key, value in batch.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ class Exchange:
     values: dict[str, float]
     columns: dict[str, Column]
     flags: list[list[float]]
-    series: list[list[list[float]]]
+    series: list[Sequence[Sequence[float]]]
     own: dict[str, float] = field(default_factory=dict)
 
     def joined(self, other: Exchange) -> Exchange:
@@ -85,7 +85,7 @@ def exchange(
         series: ``(total, weight)`` per optimizer step since the last exchange.
     """
     if communicator.world_size == 1:
-        result = Exchange({}, dict(columns), [list(flags)], [[list(item) for item in series]] if series else [])
+        result = Exchange({}, dict(columns), [list(flags)], [series] if series else [])
         tables = [columns]
     else:
         result, tables = _gathered(gather, communicator, device, columns, flags, series)

@@ -115,7 +115,9 @@ class Metrics:
                     " value.mean() or one element."
                 )
             # A copy, for it may be a parameter, or a sum that the module goes on with in place.
-            value = value.detach().reshape(()).clone()
+            value = value.detach().clone()
+            if value.ndim:
+                value = value.reshape(())
             entry.double |= value.dtype == torch.float64
         elif not isinstance(value, (int, float)):
             try:

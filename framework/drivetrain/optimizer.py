@@ -140,7 +140,7 @@ def zero_grad(optimizer: Optimizer) -> None:
     """``optimizer.zero_grad()``. Torch's own is mostly the entry that it makes for a profiler, and of a very short step
     a tenth: where no profiler looks, only its effect."""
     if (
-        getattr(type(optimizer), "zero_grad", None) is not Optimizer.zero_grad
+        getattr(type(optimizer), "zero_grad", None) is not _TORCHS
         or "zero_grad" in vars(optimizer)
         or torch.autograd._profiler_enabled()
     ):
@@ -149,6 +149,9 @@ def zero_grad(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
+
+
+_TORCHS = Optimizer.zero_grad  # as it is before anybody puts another in its place, for all optimizers at once
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -29,7 +29,7 @@ from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs
 from drivetrain.states import TrainerFn
-from drivetrain.transfer import BatchTransfer
+from drivetrain.transfer import batch_transfer
 
 if TYPE_CHECKING:
     from drivetrain.checkpoint import Loaded
@@ -142,7 +142,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         trainer.published.forget()
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
-        trainer.to_device = BatchTransfer(trainer)
+        trainer.to_device = batch_transfer(trainer)
         result = None
         with suppress(EndStage):
             if stage == "fit":

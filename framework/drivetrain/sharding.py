@@ -361,9 +361,10 @@ class BatchSource:
     def _own(self, index: int, batch: Any, last: bool) -> MicroBatch | None:
         """This rank's part of a stream's batch; None where it has none."""
         total = batch_size(batch) or 1
-        if self.shard.size == 1 or self.own_stream:
+        alone = self.shard.size == 1
+        if alone or self.own_stream:
             chosen = None if self._noted is None else self._noted.chosen.pop(index, None)
-            return MicroBatch(batch, index, total, total, 1, self.index, last, chosen, self.shard.size == 1)
+            return MicroBatch(batch, index, total, total, 1, self.index, last, chosen, alone)
         rows, copies = part(total, self.shard, self.whole_tail)
         if rows.start == rows.stop:
             return None
@@ -372,9 +373,9 @@ class BatchSource:
         return MicroBatch(mine, index, rows.stop - rows.start, total, copies, self.index, last, None, even)
 
     def _read_sized(self, numbered: Iterator[tuple[int, Any]], start: int) -> Iterator[MicroBatch]:
-        final, index = int(self.length) - 1, start - 1
+        final, index, own = int(self.length) - 1, start - 1, self._own
         for index, batch in numbered:
-            item = self._own(index, batch, index == final)
+            item = own(index, batch, index == final)
             if item is not None:
                 yield item
             if index >= final:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from drivetrain.request import Request
     from drivetrain.sharding import BatchSource
     from drivetrain.trainer import Trainer
-    from drivetrain.transfer import BatchTransfer
+    from drivetrain.transfer import Transfer
 
 
 class TrainerState(Configuration):
@@ -78,7 +78,7 @@ class TrainerState(Configuration):
         self._counted: dict[str, Any] = {}  # batches of each kind of data, as workers of an earlier call had them
         self._modes: dict[str, bool] = {}
         self._consensus = 0
-        self.to_device: BatchTransfer = None  # type: ignore[assignment]
+        self.to_device: Transfer = None  # type: ignore[assignment]
 
     @property
     def fit_loop(self) -> FitLoop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,39 +14,44 @@ if TYPE_CHECKING:
     from drivetrain.sharding import MicroBatch
     from drivetrain.trainer import Trainer
 
+Transfer = Callable[["MicroBatch"], Any]
 
-class BatchTransfer:
-    """Finds out once who moves batches, and whether anything has to be done at all.
 
-    A data module's hook is used where it overrides it, else the module's.
+def batch_transfer(trainer: Trainer) -> Transfer:
+    """What gives a batch in the precision's format on the device.
+
+    Who moves batches, and whether anything has to be done at all, is found out here, once. A data module's hook is used
+    where it overrides it, else the module's.
     """
+    device, precision = trainer.strategy.device, trainer.precision_plugin
+    hooks, default = [], True
+    for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
+        owner: Any = trainer.lightning_module
+        if trainer.datamodule is not None and _overrides(trainer.datamodule, name):
+            owner = trainer.datamodule
+        default = default and not _overrides(owner, name)
+        hooks.append(getattr(owner, name))
+    before, moved, after = hooks
+    convert = precision.convert_input
+    stays = default and device.type == "cpu"
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.device = trainer.strategy.device
-        self.precision = trainer.precision_plugin
-        hooks, default = [], True
-        for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
-            owner: Any = trainer.lightning_module
-            if trainer.datamodule is not None and _overrides(trainer.datamodule, name):
-                owner = trainer.datamodule
-            default = default and not _overrides(owner, name)
-            hooks.append(getattr(owner, name))
-        self._before, self._move, self._after = hooks
-        self._stays = default and self.device.type == "cpu"
-        self._as_it_is = self._stays and type(self.precision).convert_input is Precision.convert_input
+    def as_it_is(micro: MicroBatch) -> Any:
+        return micro.batch if isinstance(micro.batch, _PLAIN) else move(micro.batch, device)
 
-    def __call__(self, micro: MicroBatch) -> Any:
-        """The batch in the precision's format on the device."""
-        if self._as_it_is:
-            return micro.batch if isinstance(micro.batch, _PLAIN) else move(micro.batch, self.device)
-        batch = self.precision.convert_input(micro.batch)
-        if self._stays:
-            return batch
-        batch = self._before(batch, micro.loader)
-        return self._after(self._move(batch, self.device, micro.loader), micro.loader)
+    def converted(micro: MicroBatch) -> Any:
+        return convert(micro.batch)
+
+    def through_hooks(micro: MicroBatch) -> Any:
+        batch = before(convert(micro.batch), micro.loader)
+        return after(moved(batch, device, micro.loader), micro.loader)
+
+    if stays and type(precision).convert_input is Precision.convert_input:
+        return as_it_is
+    return converted if stays else through_hooks
 
 
-_PLAIN = (torch.Tensor, list, tuple, dict, str, int, float, type(None))  # an object of another kind may have its to()
+# An object of another kind may have its to(). The frequent ones come first, as each is asked for at every step.
+_PLAIN = (tuple, list, dict, torch.Tensor, str, int, float, type(None))
 
 
 def _overrides(owner: Any, name: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +133,7 @@ class Boundary:
                 warnings.warn(str(error), stacklevel=2)
                 return
 
-    def _keep_curve(self, series: list[list[list[float]]]) -> None:
+    def _keep_curve(self, series: list[Sequence[Sequence[float]]]) -> None:
         curve = self.trainer.loss_curve
         if len(series) == 1:
             curve += [(step, t / w) for (step, _, _), (t, w) in zip(self._kept, series[0], strict=True) if w > 0]

@@ -286,37 +286,28 @@ class FitLoop(RunningLoop):
 
     # -- a window: the micro-batches of one optimizer step ------------------------------------------------------
     def _window(self, window: Window) -> None:
-        trainer, hooks, batches, total = self.trainer, self.hooks, window.batches, window.total
-        optimization = self.optimization
+        trainer, hooks, timing, optimization = self.trainer, self.hooks, self.timing, self.optimization
+        batches, total, inner = window.batches, window.total, self._inner
         final = len(batches) - 1
         optimization.stepped = False
         self.last_batch_size = int(total or 0)
-        self.timing.on = self.global_step % self.timing.stride == 0
+        timing.on = self.global_step % timing.stride == 0
         steps: list[MicroStep] = []
         for number, micro in enumerate(batches):
             closes = number == final or (total is None and micro.last)
             self.is_last_batch, self.batch_idx, self.in_batch = micro.last, micro.index, True
             if total is None:
                 self.last_batch_size += micro.total
-            batch = self.trainer.to_device(micro)
-            share = share_of(self, micro, window)
-            step = MicroStep(self, micro, batch, share, number == 0, closes)
+            batch = trainer.to_device(micro)
+            step = MicroStep(self, micro, batch, share_of(self, micro, window), number == 0, closes)
             steps.append(step)
             if closes and number < final:
                 optimization.shorten(steps, len(batches))
             self.metrics.batch = micro
             trainer.published.by_step = True
             if "on_train_batch_start" in hooks.active:
-                if hooks("on_train_batch_start", batch, step.index) == -1:
-                    self.between_steps = True
-                    self.metrics.leave_out(micro.index)
-                    optimization.drop(steps)
-                    if self._early_end is not None:
-                        self._early_end.agree(self.epoch, step.index)
-                    raise EndEpoch
-                if self._early_end is not None:
-                    self._early_end.passed = (self.epoch, step.index)
-            if self.timing.on:
+                self._begin_batch(steps)
+            if timing.on:
                 self.clock = perf_counter()
             phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
@@ -328,36 +319,51 @@ class FitLoop(RunningLoop):
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
-            self.between_steps = closes and not self._inner
-            # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
-            counts = optimization.stepped or optimization.counts_each
-            if closes and counts and not self._inner and (micro.last or not self.forward_only):
-                self._count()
-                self.boundary.record(self.global_step, *mean_loss(steps))
-            if micro.last and not self._inner:  # before validation, whose checkpoints then hold the next epoch's rate
-                self.schedules.after_epoch(plateau=False)
-            if not self._inner:
+            self.between_steps = closes and not inner
+            if not inner:
+                # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
+                counts = optimization.stepped or optimization.counts_each
+                if closes and counts and (micro.last or not self.forward_only):
+                    self._count()
+                    loss, weight = mean_loss(steps)
+                    self.boundary.record(self.global_step, loss, weight)
+                if micro.last:  # before validation, whose checkpoints then hold the next epoch's rate
+                    self.schedules.after_epoch(plateau=False)
                 self.batch = micro.index + 1
                 self.batches_seen += 1
                 self.validations.done = False
             self.in_batch = False
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
-            if self._at_each_batch and not self.between_steps and not self._inner and self._within_window():
+            if self._at_each_batch and not self.between_steps and not inner and self._within_window():
                 self.between_steps = True
                 optimization.drop(steps)
                 return
-        if not self.between_steps and not self._inner:  # a stream shorter than it said: Lightning makes no step of it
+        if inner:
+            if optimization.stepped:
+                loss, weight = mean_loss(steps)
+                self._inner_losses.append((loss, weight if steps[-1].weighted else weight * (total or 0.0)))
+        elif self.between_steps:
+            timing.samples += self.last_batch_size
+            self.validations.newest = 1 if self._at_each_batch else len(batches)
+            self._after_batches(steps[-1].index)
+        else:  # a stream shorter than it said: Lightning makes no step of it
             self.between_steps = True
             for optimizer in self.optimizers:
                 optimizer.zero_grad()
-        elif not self._inner:
-            self.timing.samples += self.last_batch_size
-            self.validations.newest = 1 if self._at_each_batch else len(batches)
-            self._after_batches(steps[-1].index)
-        elif optimization.stepped:
-            loss, weight = mean_loss(steps)
-            self._inner_losses.append((loss, weight if steps[-1].weighted else weight * (total or 0.0)))
+
+    def _begin_batch(self, steps: list[MicroStep]) -> None:
+        """Call ``on_train_batch_start``, which may end the epoch before this batch."""
+        step = steps[-1]
+        if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
+            self.between_steps = True
+            self.metrics.leave_out(step.index)
+            self.optimization.drop(steps)
+            if self._early_end is not None:
+                self._early_end.agree(self.epoch, step.index)
+            raise EndEpoch
+        if self._early_end is not None:
+            self._early_end.passed = (self.epoch, step.index)
 
     def _count(self) -> None:
         self.global_step += 1
@@ -374,12 +380,13 @@ class FitLoop(RunningLoop):
     def _after_batches(self, index: int) -> None:
         """What is due after batch ``index``, the last of a window, and was not done yet: log boundary, validation."""
         boundary = self.boundary
-        if self.global_step >= boundary.next_step or boundary.wish_pending() or self.schedules.plateau_due:
+        schedules = self.schedules
+        if self.global_step >= boundary.next_step or boundary.wish_pending() or schedules.plateau_due:
             self._agree(index)
         if self.trainer.validation is not None:
             self.validations.run_if_due(self.is_last_batch)
-        if self.schedules.plateau_due:
-            self.schedules.after_metrics()
+        if schedules.plateau_due:
+            schedules.after_metrics()
         if boundary.signal is not None:
             self.obey(boundary.signal)
 

@@ -45,6 +45,8 @@ class Optimization:
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._default_step = not self.hooks.module_has("optimizer_step")
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
+        plain = self._default_zero and "on_before_zero_grad" not in self.hooks.active
+        self._zero = zero_grad if plain else self._zero_as_overridden
         self._closures = False
 
     def use(self, optimizers: list[Optimizer]) -> None:
@@ -176,13 +178,17 @@ class Optimization:
         self.strategy.clip_gradients(optimizer, value, algorithm)
 
     def zero_grad(self) -> None:
-        for optimizer in self.optimizers[:1]:
-            if "on_before_zero_grad" in self.hooks.active:
-                self.hooks("on_before_zero_grad", optimizer)
-            if self._default_zero:
-                zero_grad(optimizer)
-            else:
-                self.module.optimizer_zero_grad(self.fit.epoch, self.fit.batch, optimizer)
+        """Zero the gradients that the one optimizer reads, where there is one."""
+        if self.optimizers:
+            self._zero(self.optimizers[0])
+
+    def _zero_as_overridden(self, optimizer: Optimizer) -> None:
+        """Zero with the hooks around it, or as the module does it."""
+        self.hooks("on_before_zero_grad", optimizer)
+        if self._default_zero:
+            zero_grad(optimizer)
+        else:
+            self.module.optimizer_zero_grad(self.fit.epoch, self.fit.batch, optimizer)
 
     def shorten(self, steps: list[MicroStep], expected: int) -> None:
         """Let ``steps``, of which the last is to come, weigh as the whole window, which was to have ``expected``."""

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError, note_place
@@ -42,18 +43,15 @@ class MicroStep:
         self.first = first
         self.last = last
         self.output: Any = None
-        self.loss: torch.Tensor | None = None
+        self.loss: Tensor | None = None
         self.value: float | None = None
         self.weighted = False
 
-    def call(self, batch: Any, fraction: float = 1.0) -> torch.Tensor | None:
+    def call(self, batch: Any, fraction: float = 1.0) -> Tensor | None:
         fit = self._fit
-        metrics = fit.metrics
-        metrics.batch = self.micro
-        metrics.fraction = fraction
-        hooks = fit.hooks
+        metrics, hooks, module = fit.metrics, fit.hooks, fit.module
+        metrics.batch, metrics.fraction = self.micro, fraction
         former, hooks.current = hooks.current, "training_step"
-        module = fit.module
         try:
             output = module.training_step(batch, self.index) if fit.step_takes_index else module.training_step(batch)
         except Exception as error:
@@ -66,7 +64,7 @@ class MicroStep:
             hooks.current = former
             metrics.fraction = 1.0
         self.output = output
-        loss = output if isinstance(output, torch.Tensor) else self._from_mapping(output)
+        loss = output if isinstance(output, Tensor) else self._from_mapping(output)
         if not module.automatic_optimization:
             self.loss = loss.detach() if loss is not None and loss.numel() == 1 else None
             return loss
@@ -91,7 +89,7 @@ class MicroStep:
             self.value = value if fraction == 1.0 else None
         return loss
 
-    def _from_mapping(self, output: Any) -> torch.Tensor | None:
+    def _from_mapping(self, output: Any) -> Tensor | None:
         if output is None:
             return None
         if not isinstance(output, Mapping):
@@ -118,13 +116,13 @@ class MicroStep:
     def outputs(self) -> dict[str, Any]:
         """What ``on_train_batch_end`` is given: what the step returned, as a mapping without graphs."""
         output, fit = self.output, self._fit
-        if isinstance(output, torch.Tensor):
+        if isinstance(output, Tensor):
             found = {"loss": output.detach()}
         elif isinstance(output, Mapping):
-            found = {key: item.detach() if isinstance(item, torch.Tensor) else item for key, item in output.items()}
+            found = {key: item.detach() if isinstance(item, Tensor) else item for key, item in output.items()}
         else:
             return {}
-        if fit.module.automatic_optimization and isinstance(found.get("loss"), torch.Tensor):
+        if fit.module.automatic_optimization and isinstance(found.get("loss"), Tensor):
             found["loss"] = self._normalised(found["loss"])
         return found
 
@@ -132,7 +130,7 @@ class MicroStep:
         if self.first:
             self._fit.optimization.zero_grad()
 
-    def before_backward(self, loss: torch.Tensor) -> None:
+    def before_backward(self, loss: Tensor) -> None:
         fit = self._fit
         if "on_before_backward" in fit.hooks.active:
             fit.hooks("on_before_backward", self._normalised(loss))
@@ -148,7 +146,7 @@ class MicroStep:
         if fit.timing.on:
             fit.clock = fit.timing.add_sampled("backward", fit.clock)
 
-    def _normalised(self, loss: torch.Tensor) -> torch.Tensor:
+    def _normalised(self, loss: Tensor) -> Tensor:
         """The loss as hooks see it: under Lightning's meaning of a window, divided by its length."""
         fit = self._fit
         divided = fit.same_weight and fit.trainer.accumulate_grad_batches > 1

@@ -86,12 +86,18 @@ class Windows:
             yield micro
 
     def _ahead(self) -> Iterator[Window]:
-        timing, reader, k = self.fit.timing, self.reader, self.accumulate
+        timing, reader, k, agrees = self.fit.timing, self.reader, self.accumulate, self.agrees
         while True:
             clock = perf_counter() if timing.on else 0.0
-            batches = list(islice(reader, k))
-            total = float(batches[0].total) if len(batches) == 1 else float(sum(m.total for m in batches))
-            if self.agrees:
+            first = next(reader, None)
+            if first is None:
+                batches, total = [], 0.0
+            elif k == 1:
+                batches, total = [first], first.total
+            else:
+                batches = [first, *islice(reader, k - 1)]
+                total = sum(micro.total for micro in batches)
+            if agrees:
                 agreed = self._agree(batches, total)
                 if agreed is None:
                     return

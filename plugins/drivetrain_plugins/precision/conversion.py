@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain.errors import ConfigurationError
 
@@ -21,7 +21,7 @@ def convert_floating(module: nn.Module, dtype: torch.dtype) -> None:
             gradient, parameter.grad = parameter.grad, None
             parameter.data = parameter.data.to(dtype)
             parameter.grad = None if gradient is None else gradient.to(dtype)
-    converted: dict[int, torch.Tensor] = {}
+    converted: dict[int, Tensor] = {}
     for child in module.modules():
         for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False):
             if buffer.is_floating_point() and buffer.dtype != dtype:
@@ -30,18 +30,25 @@ def convert_floating(module: nn.Module, dtype: torch.dtype) -> None:
                 setattr(child, name, converted[id(buffer)])
 
 
+_DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_OTHERS = frozenset(dtype for dtype in _DTYPES if not dtype.is_floating_point)
+_STAYS = {dtype: _OTHERS | {dtype} for dtype in _DTYPES}  # what a cast to each leaves as it is
+
+
 def cast_floating(batch: Any, dtype: torch.dtype) -> Any:
     """The batch, nested as it likes, with its floating-point tensors in ``dtype``; the same object if they are."""
-    if type(batch) in (tuple, list):
+    kind = type(batch)
+    if kind is tuple or kind is list:  # by far the most frequent batch, and this is called at every step
+        stays = _STAYS[dtype]
         for item in batch:
-            if type(item) is not torch.Tensor or (item.dtype is not dtype and item.is_floating_point()):
+            if type(item) is not Tensor or item.dtype not in stays:
                 break
         else:
             return batch
-    return apply_to_collection(batch, torch.Tensor, _cast, dtype)
+    return apply_to_collection(batch, Tensor, _cast, dtype)
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 

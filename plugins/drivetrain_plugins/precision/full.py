@@ -60,6 +60,6 @@ class FullPrecision(Precision):
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """Tensors that the module creates in a step (noise, masks) get the format too."""
-        if torch.get_default_dtype() == self.dtype:
+        if torch.get_default_dtype() is self.dtype:
             return NO_CONTEXT
         return DefaultDtype(self.dtype)
