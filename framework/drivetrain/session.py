@@ -325,6 +325,10 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         results = loop.run()
     except Abandoned as stop:
         raise Interrupted(stop.signal) from None
+    if trainer.meanings.results == "trainer" and request.verbose and trainer.is_global_zero:
+        from drivetrain import evaluation_table
+
+        evaluation_table.show(results, stage)
     return results
 
 
