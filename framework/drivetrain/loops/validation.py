@@ -36,8 +36,11 @@ class Validations:
     # -- when ---------------------------------------------------------------------------------------------------
     def in_epoch(self) -> bool:
         """Whether this epoch is one with validation."""
+        return self.trainer.has_validation and self._falls_in(self.fit.epoch)
+
+    def _falls_in(self, epoch: int) -> bool:
         every = self.trainer.check_val_every_n_epoch
-        return self.trainer.has_validation and (every is None or (self.fit.epoch + 1) % every == 0)
+        return every is None or (epoch + 1) % every == 0
 
     def _due(self, last: bool) -> bool:
         fit, trainer = self.fit, self.trainer
@@ -100,7 +103,9 @@ class Validations:
         every = trainer.reload_dataloaders_every_n_epochs
         if not asked_before:
             self._read_in = trainer.current_epoch
-        elif loop is not None and every and trainer.current_epoch - self._read_in >= every:
-            loop.use(stage_data.ask_again(trainer, "val"))
-            self._read_in = trainer.current_epoch
+        elif loop is not None and every:
+            # Loaders that were asked for by the check before training, in an epoch without validation, are not its own.
+            if trainer.current_epoch - self._read_in >= every or not self._falls_in(self._read_in):
+                loop.use(stage_data.ask_again(trainer, "val"))
+                self._read_in = trainer.current_epoch
         return loop
