@@ -103,9 +103,11 @@ class Validations:
         every = trainer.reload_dataloaders_every_n_epochs
         if not asked_before:
             self._read_in = trainer.current_epoch
-        elif loop is not None and every:
-            # Loaders that were asked for by the check before training, in an epoch without validation, are not its own.
-            if trainer.current_epoch - self._read_in >= every or not self._falls_in(self._read_in):
-                loop.use(stage_data.ask_again(trainer, "val"))
-                self._read_in = trainer.current_epoch
+        elif loop is not None and every and self._outdated(every):
+            loop.use(stage_data.ask_again(trainer, "val"))
+            self._read_in = trainer.current_epoch
         return loop
+
+    def _outdated(self, every: int) -> bool:
+        """Whether loaders were asked for ``every`` epochs ago, or by a check before an epoch without validation."""
+        return self.trainer.current_epoch - self._read_in >= every or not self._falls_in(self._read_in)
