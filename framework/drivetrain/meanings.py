@@ -59,6 +59,8 @@ class Meanings:
         model_checkpoint: registered name of the callback that saves where the user gave none.
         logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
+        results: who shows the table of what an evaluation found: ``"bar"`` (the progress bar, if there is one) or
+            ``"trainer"``.
         shows_version: whether the progress bar shows the loggers' version.
         opens_loggers: whether each stage begins with the loggers' experiments, whatever is written to them.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
@@ -94,6 +96,7 @@ class Meanings:
     log_folder: str = "drivetrain_logs"
     opens_loggers: bool = False
     default_hp_metric: bool = False
+    results: str = "bar"
     shows_version: bool = False
 
 
@@ -129,5 +132,6 @@ LIGHTNING = Meanings(
     log_folder="lightning_logs",
     opens_loggers=True,
     default_hp_metric=True,
+    results="trainer",
     shows_version=True,
 )

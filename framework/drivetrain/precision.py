@@ -21,6 +21,9 @@ class Precision:
         loss_scale: static loss scale, or ``None`` for the default of the format.
     """
 
+    name: str = "32-true"  # also of a subclass that leaves out super().__init__, as one of Lightning's may
+    loss_scale: float | str | None = None
+
     def __init__(self, name: str = "32-true", loss_scale: float | str | None = None) -> None:
         self.name = name
         self.loss_scale = loss_scale

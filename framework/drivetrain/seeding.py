@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 
 import numpy
 import torch
@@ -22,7 +23,7 @@ def seed_everything(seed: int = 1, workers: bool = True, verbose: bool = False) 
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     if verbose:
-        print(f"seed set to {seed}")
+        print(f"seed set to {seed}", file=sys.stderr)  # a script's standard output is its own
     return seed
 
 

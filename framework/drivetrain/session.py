@@ -237,6 +237,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     _part_random_streams(trainer)
     checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
     if loaded is None or (checks_resumed and trainer.max_steps == -1):
+        if loaded is not None and trainer.limits["val"] and trainer.num_sanity_val_steps:
+            trainer.published.forget()  # a check begins with nothing known, as it ends
         _sanity_check(trainer)
     elif checks_resumed:
         trainer.published.forget()  # as a check would have
@@ -325,6 +327,10 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         results = loop.run()
     except Abandoned as stop:
         raise Interrupted(stop.signal) from None
+    if trainer.meanings.results == "trainer" and request.verbose and trainer.is_global_zero:
+        from drivetrain import evaluation_table
+
+        evaluation_table.show(results, stage)
     return results
 
 

@@ -107,3 +107,35 @@ def test_the_same_is_told_of_an_end(end: str, stage: str) -> None:
     (there, their), (here, our) = told(theirs, ENDS[end], stage), told(ours, ENDS[end], stage)
     assert here == there
     assert our.interrupted == their.interrupted and our.state.status.value == their.state.status.value
+
+
+def shown(L: Any, stage: str, loaders: int, verbose: bool) -> None:
+    """Evaluate without a progress bar, as in a batch job."""
+
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def evaluate(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("loss", batch_idx / 4 + dataloader_idx, batch_size=1)  # exact in any format
+            self.log("a/metric of a name that is longer than a column", 0.25, batch_size=1)
+
+        validation_step = test_step = evaluate
+
+        def teardown(self, stage: str) -> None:
+            print("teardown")
+
+    trainer = L.Trainer(**QUIET, logger=False)
+    getattr(trainer, stage)(Module(), [loader(16) for _ in range(loaders)], verbose=verbose)
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+@pytest.mark.parametrize("stage", ["validate", "test"])
+@pytest.mark.parametrize("loaders", [1, 2, 5])
+def test_what_was_found_is_shown(
+    loaders: int, stage: str, verbose: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    printed = []
+    for L in (theirs, ours):
+        shown(L, stage, loaders, verbose)
+        printed.append(capfd.readouterr().out)
+    assert printed[1] == printed[0]
+    assert ("loss" in printed[1]) == verbose

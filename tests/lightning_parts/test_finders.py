@@ -176,6 +176,31 @@ def test_a_fit_after_two_searches_reads_the_same_order(tmp_path: Path) -> None:
     compare(run)
 
 
+@pytest.mark.parametrize("trials", [3, 5, 25])
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_after_batches_that_were_too_large_all_goes_on_alike(tmp_path: Path, mode: str, trials: int) -> None:
+    """A bisection counts the trials that fit, and the trial that did not draws what it draws under Lightning."""
+
+    def run(L: Any) -> dict[str, Any]:
+        torch.manual_seed(3)
+        make = lambda self: DataLoader(loader(60).dataset, self.batch_size, shuffle=True)
+        module = classifier(L, train_dataloader=make, val_dataloader=lambda self: loader(8))
+        module.batch_size, plain = 4, module.training_step
+
+        def training_step(batch: Any, batch_idx: int) -> Any:
+            if len(batch[0]) > 13:
+                raise RuntimeError("CUDA out of memory.")
+            return plain(batch, batch_idx)
+
+        module.training_step = training_step
+        fit = trainer(L, tmp_path, max_epochs=2)
+        size = L.tuner.Tuner(fit).scale_batch_size(module, mode=mode, init_val=4, steps_per_trial=2, max_trials=trials)
+        fit.fit(module)
+        return {"size": size, "weights": weights(module), "drawn": torch.rand(1)}
+
+    compare(run)
+
+
 def test_batch_size_finder_as_a_callback(tmp_path: Path) -> None:
     def run(L: Any) -> dict[str, Any]:
         module, finder = sized(L, 40), L.callbacks.BatchSizeFinder(steps_per_trial=2)

@@ -20,9 +20,11 @@ from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+from drivetrain.lightning.own_parts import refuse_what_is_not_called
 from drivetrain.lightning.plugins import meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, meaning_of
+from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
 from drivetrain.loops.names import LoopToCome
 from drivetrain.meanings import LIGHTNING
@@ -124,6 +126,7 @@ class Trainer(drivetrain.trainer.Trainer):
                 f"model_registry={model_registry!r}: nothing is uploaded to a vendor's registry: leave it out and copy"
                 " trainer.checkpoint_callback.best_model_path where you want it."
             )
+        refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
         writer = settings.pop("checkpoint_io", None)
         given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
@@ -141,6 +144,8 @@ class Trainer(drivetrain.trainer.Trainer):
         self.checkpoint_io = checkpoint_io
         if unlogged:
             self.log_every_n_steps = 0
+        if gradient_clip_algorithm is not None:  # hooks are given it, and print it
+            self.gradient_clip_algorithm = GradClipAlgorithmType(gradient_clip_algorithm)
         # Lightning's are 1.0 where nothing is said, and text where it is a path.
         for kind in ("train", "val", "test", "predict"):
             if getattr(self, f"limit_{kind}_batches") is None:

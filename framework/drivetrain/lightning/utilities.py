@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -24,9 +23,7 @@ from lightning_utilities.core.imports import package_available as package_availa
 from lightning_utilities.core.overrides import is_overridden as _is_overridden
 from lightning_utilities.core.rank_zero import WarningCache as _WarningCache
 from lightning_utilities.core.rank_zero import rank_prefixed_message as rank_prefixed_message
-from lightning_utilities.core.rank_zero import rank_zero_debug as rank_zero_debug
 from lightning_utilities.core.rank_zero import rank_zero_deprecation as _rank_zero_deprecation
-from lightning_utilities.core.rank_zero import rank_zero_info as rank_zero_info
 from lightning_utilities.core.rank_zero import rank_zero_only as rank_zero_only
 from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 from torch import Tensor, nn
@@ -61,6 +58,8 @@ from drivetrain.lightning.logged_parameters import _flatten_dict as _flatten_dic
 from drivetrain.lightning.logged_parameters import _is_json_serializable as _is_json_serializable
 from drivetrain.lightning.logged_parameters import _sanitize_callable_params as _sanitize_callable_params
 from drivetrain.lightning.logged_parameters import _sanitize_params as _sanitize_params
+from drivetrain.lightning.messages import rank_zero_debug as rank_zero_debug
+from drivetrain.lightning.messages import rank_zero_info as rank_zero_info
 from drivetrain.lightning.overrides import DistributedSamplerWrapper as DistributedSamplerWrapper
 from drivetrain.lightning.parsing import clean_namespace as clean_namespace
 from drivetrain.lightning.parsing import collect_init_args as collect_init_args
@@ -168,9 +167,19 @@ class OptimizerLRSchedulerConfig(TypedDict):
 OptimizerLRScheduler = Any
 
 
-class GradClipAlgorithmType(StrEnum):
+class GradClipAlgorithmType(LightningEnum):
     VALUE = "value"
     NORM = "norm"
+
+    @staticmethod
+    def supported_type(val: str) -> bool:
+        """Whether ``val`` is one."""
+        return val in GradClipAlgorithmType.supported_types()
+
+    @staticmethod
+    def supported_types() -> list[str]:
+        """The values, as text."""
+        return [kind.value for kind in GradClipAlgorithmType]
 
 
 MisconfigurationException = ConfigurationError  # Lightning's name; a project catches what the Trainer raises

@@ -157,6 +157,8 @@ class EvaluateLoop:
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
             if trainer.meanings.live_metrics:
                 self._write_step(source.index)
+            if limit is not None and micro.index + 1 >= limit:  # a further batch is not read for nothing: it may draw
+                break
         trainer.published.keep()  # of the last batch
         trainer.published.by_step = False
         if not trainer.sanity_checking:

@@ -216,7 +216,7 @@ class FitLoop(RunningLoop):
             self.is_last_batch = True
             self.schedules.after_epoch(plateau=False)
         else:
-            if self.batch == 0:
+            if self.batch == 0 and not self._broken:
                 raise TrainingError(
                     f"the train data is empty: its loader gave no batch in epoch {self.epoch}; an iterator that can be"
                     " read only once serves one epoch."
@@ -257,6 +257,7 @@ class FitLoop(RunningLoop):
             return
         if self.limits.over_in_epoch():  # a checkpoint of the moment in which training was stopped
             self._broken = True
+            self.is_last_batch &= self.batch > 0
             return
         for window in source:
             self._window(window)

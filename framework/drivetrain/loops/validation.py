@@ -36,8 +36,11 @@ class Validations:
     # -- when ---------------------------------------------------------------------------------------------------
     def in_epoch(self) -> bool:
         """Whether this epoch is one with validation."""
+        return self.trainer.has_validation and self._falls_in(self.fit.epoch)
+
+    def _falls_in(self, epoch: int) -> bool:
         every = self.trainer.check_val_every_n_epoch
-        return self.trainer.has_validation and (every is None or (self.fit.epoch + 1) % every == 0)
+        return every is None or (epoch + 1) % every == 0
 
     def _due(self, last: bool) -> bool:
         fit, trainer = self.fit, self.trainer
@@ -100,7 +103,11 @@ class Validations:
         every = trainer.reload_dataloaders_every_n_epochs
         if not asked_before:
             self._read_in = trainer.current_epoch
-        elif loop is not None and every and trainer.current_epoch - self._read_in >= every:
+        elif loop is not None and every and self._outdated(every):
             loop.use(stage_data.ask_again(trainer, "val"))
             self._read_in = trainer.current_epoch
         return loop
+
+    def _outdated(self, every: int) -> bool:
+        """Whether loaders were asked for ``every`` epochs ago, or by a check before an epoch without validation."""
+        return self.trainer.current_epoch - self._read_in >= every or not self._falls_in(self._read_in)

@@ -134,6 +134,8 @@ class BatchSizeFinder(Callback):
         if trainer.stage == "fit":
             source = stage_data.sources(trainer, trainer.request, "train")[0]  # type: ignore[arg-type]
             trainer.train_source = trainer.fit_loop.data.source = source
+            if not self._fitted_last:
+                source.open(keep=False)  # as Lightning does before a next trial, also where none comes
             source.open()  # at once, as Lightning does: it may draw
             if trainer.validation is not None and trainer.validation.sources:
                 trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
@@ -142,11 +144,13 @@ class BatchSizeFinder(Callback):
 
     def _search(self, trainer: Trainer, fits: Any) -> int:
         """The largest size that ``fits()``, as the mode searches for it."""
-        size, good, bad = min(self._init_val, self._max_val), 0, 0
+        size, good, bad, trials = min(self._init_val, self._max_val), 0, 0, 0
         self._whole_steps = True
-        for _ in range(self._max_trials):
+        while trials < self._max_trials:
             attributes.put(trainer, self._batch_arg_name, size)
-            if fits():
+            fitted = self._fitted_last = fits()
+            trials += fitted or self._mode == "power"  # as in Lightning: a bisection counts what fits
+            if fitted:
                 good = size
                 if size >= min(self._max_val, self._samples):
                     break
@@ -156,7 +160,7 @@ class BatchSizeFinder(Callback):
             if bad:
                 if (self._mode == "power" and good) or bad - good <= 1:
                     break
-                size = (good + bad) // 2 if self._mode == "binsearch" else bad // 2
+                size = (max(good, 1) + bad) // 2 if self._mode == "binsearch" else bad // 2
             else:
                 size = min(size * 2, self._max_val)
         if not good:

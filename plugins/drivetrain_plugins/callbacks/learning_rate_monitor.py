@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LearningRateMonitor(Callback):
     """Keys are Lightning's: ``lr-Adam``, ``lr-Adam-1`` for a second Adam, ``lr-Adam/pg1`` where an optimizer has
     several groups (or ``lr-Adam/NAME`` of a group with a name), ``-momentum`` and ``-weight_decay`` after it. A name
-    given to a scheduler stands in place of ``lr-Adam``.
+    given to a scheduler stands in place of ``lr-Adam``, also before the number.
 
     The rate logged at step k (from 0, like the other metrics of training) is the one that step k uses. Values go to
     the loggers (first worker) and into ``callback_metrics`` (every worker: they are the same).
@@ -107,11 +107,15 @@ def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
     others = [getattr(wrapper, "optimizer", wrapper) for wrapper in trainer.optimizers]  # a loop may hand out wrappers
     scheduled += [(optimizer, None, "any") for optimizer in others if id(optimizer) not in known]
     named: list[tuple[str, Optimizer, str]] = []
-    seen = Counter[str]()
+    unnamed, seen = Counter[type[Optimizer]](), Counter[str]()
     for optimizer, given, interval in scheduled:
-        base = given or f"lr-{type(optimizer).__name__}"
-        named.append((f"{base}-{seen[base]}" if seen[base] else base, optimizer, interval))
-        seen[base] += 1
+        kind = type(optimizer)
+        unnamed[kind] += given is None
+        base = given or f"lr-{kind.__name__}"
+        # As in Lightning: a name of a scheduler's own is numbered, too, after those of its optimizer's class without.
+        name = f"{base}-{unnamed[kind] - 1}" if unnamed[kind] > 1 else base
+        named.append((f"{name}-{seen[name]}" if seen[name] else name, optimizer, interval))
+        seen[name] += 1
     return named
 
 

@@ -332,7 +332,7 @@ class RichProgressBar(ProgressBar):
         found, before = trainer.callback_metrics, self._before
         metrics = {name: value for name, value in found.items() if before.get(name) is not value}
         request = getattr(trainer, "request", None)
-        if not metrics or not getattr(request, "verbose", True):
+        if not metrics or not getattr(request, "verbose", True) or trainer.meanings.results == "trainer":
             return
         table = Table(title=f"{title} metrics", title_justify="left")
         table.add_column("metric")

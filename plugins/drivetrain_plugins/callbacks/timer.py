@@ -84,10 +84,12 @@ class Timer(Callback):
     def _end(self, stage: str) -> None:
         self._ended[stage] = time.monotonic()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._asked = False
+        self._check(trainer)  # a resumed run may have used up its time
+
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start("train")
-        self._asked = False
-        self._check(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int

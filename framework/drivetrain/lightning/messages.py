@@ -1,0 +1,36 @@
+"""What a project says on its first process: under Lightning it is seen without anything being set up."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+log = logging.getLogger("drivetrain.lightning")
+
+
+class _StandardError(logging.Handler):
+    """Writes to the standard error of the moment; nothing where the root logger has handlers, which get it as well."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            print(self.format(record), file=sys.stderr)
+
+
+if not log.handlers:
+    log.addHandler(_StandardError())
+    log.setLevel(logging.INFO)
+
+
+@rank_zero_only
+def rank_zero_info(*args: Any, stacklevel: int = 2, **kwargs: Any) -> None:
+    """``logging``'s ``info``, on the first process."""
+    log.info(*args, stacklevel=stacklevel + 1, **kwargs)
+
+
+@rank_zero_only
+def rank_zero_debug(*args: Any, stacklevel: int = 2, **kwargs: Any) -> None:
+    """``logging``'s ``debug``, on the first process."""
+    log.debug(*args, stacklevel=stacklevel + 1, **kwargs)

@@ -1,0 +1,111 @@
+"""Where a project's messages go, and in what words hooks are told things, as under Lightning."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as theirs
+import pytest
+import torch
+from torch import nn
+
+import drivetrain.lightning as ours
+from tests.facade.recorder import QUIET, loader, net
+
+SCRIPT = """
+import logging
+import {library} as L
+from {library}.utilities import rank_zero_info
+from {library}.utilities.rank_zero import rank_zero_debug
+
+rank_zero_info("of %s", "the project")
+rank_zero_debug("not shown")
+logging.getLogger("{library}").info("of its logger")
+logging.basicConfig(level=logging.INFO, format="root: %(message)s")
+L.seed_everything(3)
+print("on standard output")
+"""
+
+
+@pytest.mark.parametrize("library", ["lightning.pytorch", "drivetrain.lightning"])
+def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(library=library))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "on standard output\n"
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["of the project", "of its logger"]
+    assert [line.lower() for line in lines[2:]] in (["seed set to 3"], ["root: seed set to 3"])
+
+
+def test_the_algorithm_of_clipping_is_told_alike() -> None:
+    def told(L: Any, algorithm: str | None) -> list[str]:
+        found: list[str] = []
+
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = net()
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+            def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, **how: Any) -> None:
+                found.append(f"{gradient_clip_val} {how}")
+                self.clip_gradients(optimizer, gradient_clip_val, **how)
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        options = {"gradient_clip_val": 0.5, "gradient_clip_algorithm": algorithm}
+        trainer = L.Trainer(**QUIET, **options, max_epochs=1, logger=False)
+        found.append(f"{trainer.gradient_clip_algorithm}")
+        trainer.fit(Module(), loader(8, 4))
+        return found
+
+    kinds = ours.utilities.GradClipAlgorithmType
+    assert kinds.supported_types() == ["value", "norm"] and kinds.supported_type("norm")
+    assert not kinds.supported_type("other")
+    for algorithm in ("value", "norm", None):
+        assert told(ours, algorithm) == told(theirs, algorithm)
+
+
+def test_the_check_of_a_resumed_run_begins_with_nothing_known(tmp_path: Path) -> None:
+    def known(L: Any) -> list[Any]:
+        found: list[Any] = []
+
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = net()
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+                self.log("loss", loss)
+                return loss
+
+            def validation_step(self, batch: Any, batch_idx: int) -> None:
+                self.log("index", float(batch_idx))
+
+            def on_validation_start(self) -> None:
+                found.append((self.trainer.sanity_checking, sorted(self.trainer.callback_metrics)))
+
+            def on_train_start(self) -> None:
+                found.append(sorted(self.trainer.callback_metrics))
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        path = str(tmp_path / f"{L.__name__}.ckpt")
+        trainer = L.Trainer(**QUIET, max_epochs=1, logger=False)
+        trainer.fit(Module(), loader(8, 4), loader(8, 4))
+        trainer.save_checkpoint(path)
+        L.Trainer(**QUIET, max_epochs=2, logger=False).fit(Module(), loader(8, 4), loader(8, 4), ckpt_path=path)
+        return found
+
+    there, here = known(theirs), known(ours)
+    assert here == there
+    assert (True, []) in here

@@ -1,0 +1,108 @@
+"""Strategies, accelerators and precisions that a project derives from Lightning's classes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as theirs
+import pytest
+import torch
+from lightning.pytorch.plugins import Precision as TheirPrecision
+from torch import nn
+
+import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
+from drivetrain.lightning.own_parts import _OF_PRECISIONS
+from drivetrain.precision import Precision
+from tests.facade.recorder import QUIET, loader, net
+
+
+class Doubling(ours.strategies.SingleDeviceStrategy):
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return None
+
+
+class Named(ours.strategies.DDPStrategy):
+    strategy_name = "a name of its own"
+
+    def __init__(self) -> None:
+        super().__init__(find_unused_parameters=True)
+
+    @classmethod
+    def register_strategies(cls, registry: Any) -> None: ...
+
+
+class Clipping(ours.plugins.Precision):
+    def clip_gradients(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Device(ours.accelerators.CPUAccelerator):
+    def setup(self, trainer: Any) -> None: ...
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("part", "method"),
+    [
+        ({"strategy": Doubling()}, "training_step"),
+        ({"plugins": Clipping()}, "clip_gradients"),
+        ({"plugins": [Clipping()]}, "clip_gradients"),
+        ({"accelerator": Device()}, "setup"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(part: dict[str, Any], method: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"overrides {method}, which nothing calls here: "):
+        ours.Trainer(**{**QUIET, **part})
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    trainer = ours.Trainer(**{**QUIET, "strategy": Named(), "devices": 2})
+    assert trainer.strategy_name == "ddp"
+
+
+def test_every_method_of_a_precision_is_called_or_refused() -> None:
+    methods = {name for name in vars(TheirPrecision) if callable(vars(TheirPrecision)[name]) and name[0] != "_"}
+    assert methods <= {*_OF_PRECISIONS, *dir(Precision)}
+
+
+def test_a_precision_without_the_base_class_constructor_trains_alike() -> None:
+    def weights(L: Any) -> list[torch.Tensor]:
+        class Halved(L.plugins.Precision):  # type: ignore[misc, name-defined]
+            precision = "32-true"
+
+            def __init__(self) -> None:
+                self.converted = 0
+
+            def convert_input(self, data: Any) -> Any:
+                self.converted += 1
+                return [part * 0.5 if part.is_floating_point() else part for part in data]
+
+            @contextmanager
+            def forward_context(self) -> Any:
+                with torch.enable_grad():
+                    yield
+
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = net()
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        torch.manual_seed(3)
+        halved, module = Halved(), Module()
+        trainer = L.Trainer(**QUIET, max_epochs=1, logger=False, plugins=halved)
+        trainer.fit(module, loader(22, 4))
+        assert halved.converted == 6
+        return [parameter.detach() for parameter in module.parameters()]
+
+    there, here = weights(theirs), weights(ours)
+    assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
