@@ -68,8 +68,6 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     changed = request.stage == "fit" or request.ckpt_path is not None  # else they are the caller's own
     if changed and trainer.strategy.trains:
         weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
-    if request.stage == "fit":
-        left_state.leave(trainer, folder)
     if job.local_rank == 0:
         module, fit = request.module, trainer.loop
         state = {
@@ -97,6 +95,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "seconds": trainer.timing.seconds | {"total": trainer.timing.total, "samples": trainer.timing.samples},
         }
         torch.save(state, folder / "result.pt")
+    if request.stage == "fit":
+        left_state.leave(trainer, folder)
     trainer.close()
 
 

@@ -68,18 +68,19 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     if module.hparams:
         shared["hparams_name"] = module.hparams_name
     resumable = not weights_only and fit is not None
+    by_workers = trainer.left_state if trainer.handed_over and not weights_only else None
+    left = None if by_workers is None else by_workers.copy_of_shared()
     if trainer.datamodule is not None and (resumable or trainer.meanings.checkpoint == "file"):
-        shared["datamodule"] = trainer.datamodule.state_dict()
+        if left is None or "datamodule" not in left:  # else the workers had the one that was set up
+            shared["datamodule"] = trainer.datamodule.state_dict()
         shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
         if trainer.datamodule.hparams:
             shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
-    left = trainer.left_state if trainer.handed_over else None
-    if left is not None and not weights_only:
-        shared |= left.shared
-        here = {c.state_key: c.state_dict() for c in trainer.callbacks if c.state_key in left.shared["callbacks"]}
-        shared["callbacks"] = left.shared["callbacks"] | here  # some are of callbacks that only the workers had
-        own = layout.unpack(left.owns[0])
+    if by_workers is not None and left is not None:
+        here = {c.state_key: c.state_dict() for c in trainer.callbacks if c.state_key in left["callbacks"]}
+        shared |= left | {"callbacks": left["callbacks"] | here}  # some are of callbacks that only the workers had
+        own = layout.unpack(by_workers.owns[0])
     gather = trainer.strategy.communicator.all_gather_plain
     if resumable:
         assert fit is not None

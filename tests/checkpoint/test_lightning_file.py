@@ -673,6 +673,79 @@ def test_replicas_whose_callback_keeps_an_object(tmp_path: Path) -> None:
     assert trainer.global_step == 4
 
 
+class OnlyWhileItLasts(ours.LightningDataModule):  # type: ignore[misc, name-defined]
+    """Has its data, of which its state tells, from ``setup`` to ``teardown``."""
+
+    def setup(self, stage: str) -> None:
+        self.data = torch.utils.data.TensorDataset(torch.ones(8, 6))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, batch_size=2)
+
+    def teardown(self, stage: str) -> None:
+        del self.data
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"samples": len(self.data)}
+
+
+def test_replicas_that_cannot_leave_their_state_have_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that has no room for it, and a data module that is torn down, end no run that is done."""
+    data = DataLoader(torch.utils.data.TensorDataset(torch.ones(8, 6)), batch_size=2)
+    settings: dict[str, Any] = {**QUIET, "strategy": "ddp", "devices": 2, "max_epochs": 1}
+    module = Holder(nn.Linear(6, 1))
+    before = module.net.weight.clone()
+    trainer = ours.Trainer(**settings)
+    trainer.fit(module, datamodule=OnlyWhileItLasts())
+    assert trainer.status == "completed" and not torch.equal(module.net.weight, before)
+    save = torch.save
+
+    def full(content: Any, file: Any) -> None:
+        if Path(file).name == "left.pt":
+            Path(file).write_bytes(b"PK and no more")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    before, trainer = module.net.weight.clone(), ours.Trainer(**settings)
+    trainer.fit(module, data)
+    monkeypatch.undo()
+    assert trainer.status == "completed" and not torch.equal(module.net.weight, before)
+    with pytest.warns(UserWarning, match="no states of optimizers"):
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_what_replicas_left_of_a_data_module_that_only_they_set_up(tmp_path: Path) -> None:
+    class Kept(OnlyWhileItLasts):
+        def teardown(self, stage: str) -> None:
+            pass
+
+    trainer = ours.Trainer(**{**QUIET, "strategy": "ddp", "devices": 2, "max_epochs": 1})
+    trainer.fit(Holder(nn.Linear(6, 1)), datamodule=Kept())
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)[Kept.__qualname__] == {"samples": 8}
+
+
+def test_a_hook_that_changes_the_callers_checkpoint_changes_that_one_only(tmp_path: Path) -> None:
+    """Of what the replicas have left the next one is made as well."""
+
+    class Changes(Halves):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            super().on_save_checkpoint(checkpoint)
+            checkpoint["optimizer_states"].clear()
+            checkpoint["loops"].clear()
+
+    torch.manual_seed(5)
+    module = Changes()
+    trainer = drivetrain.Trainer(**{**QUIET, "strategy": "ddp", "devices": 2}, precision="32-true", max_epochs=1)
+    trainer.fit(module, loader(), loader(9))
+    trainer.save_checkpoint(tmp_path / "changed")
+    module.on_save_checkpoint = lambda checkpoint: None  # type: ignore[method-assign]
+    trainer.save_checkpoint(tmp_path / "whole")
+    shared = checkpoint.load(tmp_path / "whole").shared
+    assert len(shared["optimizer_states"]) == 1 and shared["loops"]
+
+
 def test_the_callers_file_holds_what_lightnings_holds(tmp_path: Path) -> None:
     """Of a fit by replicas, whose parts of each batch make up the batch of Lightning's one process."""
     contents = {}

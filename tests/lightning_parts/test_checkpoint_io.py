@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,62 @@ def test_training_goes_on_while_a_thread_writes(tmp_path: Path) -> None:
         assert all(torch.equal(found["state_dict"][name], value) for name, value in weights.items())
     trainer.save_checkpoint(tmp_path / "after.ckpt")  # the script goes on when it is there
     assert (tmp_path / "after.ckpt").exists() and threading.active_count() == 1
+
+
+class Counting(ours.demos.BoringModel):  # type: ignore[misc, name-defined]
+    """Its checkpoints hold what it counts, in a dictionary of a class of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: Any = defaultdict(int)
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        self.steps["done"] += 1
+        self.log("done", float(self.steps["done"]))
+        return super().training_step(batch, batch_idx)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["steps"] = self.steps
+
+
+class LetsInTheEnd(ours.Callback):  # type: ignore[misc, name-defined]
+    def __init__(self, io: Slow) -> None:
+        self.io = io
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        self.io.may.set()
+
+
+def test_what_is_not_written_yet_has_its_name_and_its_content(tmp_path: Path) -> None:
+    """However long writing takes, files are named as if each had been written at once, and hold what there was."""
+    slow = Slow()
+    slow.may.set()
+    written = {}
+    for name, io in (("once", slow), ("thread", ours.plugins.AsyncCheckpointIO(slow))):
+        if name == "thread":
+            slow.may.clear()
+        saver = ours.callbacks.ModelCheckpoint(
+            tmp_path / name, filename="best", monitor="done", mode="max", save_top_k=2, every_n_train_steps=1
+        )
+        trainer = ours.Trainer(
+            **{**SETTINGS, "max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0},
+            callbacks=[LetsInTheEnd(slow), saver],
+            plugins=[io],
+        )
+        trainer.fit(Counting())
+        found = {file.name: torch.load(file, weights_only=False) for file in (tmp_path / name).iterdir()}
+        assert {content["steps"]["done"] for content in found.values()} == {3, 4}
+        assert all(content["steps"]["done"] == content["global_step"] for content in found.values())
+        written[name] = {file: content["global_step"] for file, content in found.items()}
+    assert written["thread"] == written["once"] and len(written["once"]) == 2
+    slow.may = None  # type: ignore[assignment]  # no test's business
+    pickle.dumps(io)  # as it goes to workers of a later fit
+
+
+def test_what_cannot_be_copied_is_said(tmp_path: Path) -> None:
+    io = ours.plugins.AsyncCheckpointIO()
+    with pytest.raises(CheckpointError, match=r"a.ckpt was not saved: what it holds cannot be copied .*at once"):
+        io.save_checkpoint({"lock": threading.Lock()}, tmp_path / "a.ckpt")
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +34,10 @@ class CheckpointIO(ABC):
     @abstractmethod
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete what is at ``path``."""
+
+    def exists(self, path: str | Path) -> bool:
+        """Whether ``path`` is taken, by a file or by what was begun."""
+        return os.path.exists(path)
 
     def teardown(self) -> None:
         """The end of a stage: what was begun is finished, and raises here what it has to raise."""
@@ -73,6 +79,9 @@ class WrappingCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         self.checkpoint_io.remove_checkpoint(*args, **kwargs)
 
+    def exists(self, path: str | Path) -> bool:
+        return self.checkpoint_io.exists(path)
+
     def teardown(self) -> None:
         self.checkpoint_io.teardown()
 
@@ -86,22 +95,33 @@ class AsyncCheckpointIO(WrappingCheckpointIO):
         super().__init__(checkpoint_io)
         self._thread: ThreadPoolExecutor | None = None
         self._begun: list[Future[None]] = []
+        self._coming: dict[str, tuple[Future[None], bool]] = {}  # the newest task of each path, and if it is taken then
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        copy = layout.replace_tensors(checkpoint, _copy)
+        try:  # deeply: training changes what callbacks and modules put in, whatever holds it
+            whole = copy.deepcopy(layout.replace_tensors(checkpoint, torch.Tensor.detach))
+        except Exception as error:  # whatever a stranger's object raises
+            raise CheckpointError(
+                f"the checkpoint {path} was not saved: what it holds cannot be copied ({type(error).__name__}:"
+                f" {error}); use TorchCheckpointIO, which writes it at once"
+            ) from error
         more = {} if storage_options is None else {"storage_options": storage_options}
-        self._begin(self.checkpoint_io.save_checkpoint, copy, path, **more)
+        self._begin(path, True, self.checkpoint_io.save_checkpoint, whole, path, **more)
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self._wait()
         return super().load_checkpoint(*args, **kwargs)
 
-    def remove_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self._begin(self._remove, *args, **kwargs)
+    def remove_checkpoint(self, path: str | Path) -> None:
+        self._begin(path, False, self._remove, path)
 
-    def _remove(self, *args: Any, **kwargs: Any) -> None:
+    def exists(self, path: str | Path) -> bool:
+        task, taken = self._coming.get(os.path.abspath(path), (None, False))
+        return super().exists(path) if task is None or task.done() else taken
+
+    def _remove(self, path: str | Path) -> None:
         try:
-            self.checkpoint_io.remove_checkpoint(*args, **kwargs)
+            self.checkpoint_io.remove_checkpoint(path)
         except (CheckpointError, OSError) as error:  # nothing is lost by it
             log.warning("an old checkpoint stays: %s", error)
 
@@ -114,7 +134,7 @@ class AsyncCheckpointIO(WrappingCheckpointIO):
                 self._thread = None
             super().teardown()
 
-    def _begin(self, task: Any, *args: Any, **kwargs: Any) -> None:
+    def _begin(self, path: str | Path, taken: bool, task: Any, *args: Any, **kwargs: Any) -> None:
         done, self._begun = (
             [one for one in self._begun if one.done()],
             [one for one in self._begun if not one.done()],
@@ -123,14 +143,13 @@ class AsyncCheckpointIO(WrappingCheckpointIO):
             one.result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self._begun.append(self._thread.submit(task, *args, **kwargs))
+        begun = self._thread.submit(task, *args, **kwargs)
+        self._begun.append(begun)
+        self._coming = {name: one for name, one in self._coming.items() if not one[0].done()}
+        self._coming[os.path.abspath(path)] = begun, taken
 
     def _wait(self) -> None:
-        begun, self._begun = self._begun, []
+        begun, self._begun, self._coming = self._begun, [], {}
         errors = [error for one in begun if (error := one.exception()) is not None]
         if errors:
             raise errors[0]
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()

@@ -91,8 +91,8 @@ class CheckpointFiles(CheckpointOptions):
         return path
 
     def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
-        """Whether the first worker sees a file there; every worker must ask."""
-        found = trainer.is_global_zero and os.path.exists(filepath)
+        """Whether the first worker sees a file there, or has begun to write one; every worker must ask."""
+        found = trainer.is_global_zero and trainer.checkpoint_io.exists(Path(filepath))
         if trainer.communicator.world_size > 1:
             found = bool(trainer.communicator.all_gather_plain(found)[0])
         return found
