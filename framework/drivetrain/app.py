@@ -31,7 +31,7 @@ from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, show
-from drivetrain.command_line import open_standard_streams
+from drivetrain.command_line import open_standard_streams, say
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MetricError
 from drivetrain.folders import refuse_in_use
 from drivetrain.launch.environment import detect
@@ -110,7 +110,7 @@ def _refuse(command: Command, sentence: str) -> int:
 
 
 def _say(error: object, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    say(f"error: {error}")
     return code
 
 
@@ -233,7 +233,7 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
                 return
             _say(f"job {len(command.outcomes) - 1} failed: {outcome.error}", 1)
             if not isinstance(error, DrivetrainError):
-                traceback.print_exc()
+                say(traceback.format_exc().rstrip())
             raise
 
     main = hydra.main(config_path=None, config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)

@@ -94,14 +94,14 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
         print(usage)
         return 0
     if not words:
-        print(usage, file=sys.stderr)
+        say(usage)
         return 2
     try:
         code = int(find(words[0])(words[1:]) or 0)
         sys.stdout.flush()
         return code
     except DrivetrainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return error.exit_code
     except BrokenPipeError:
         if not _reader_left():
@@ -111,7 +111,7 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
         if error.errno not in FULL:
             raise
         where = "the output" if error.filename is None else error.filename
-        print(f"error: {where} cannot be written: {error.strerror}; free space or choose another", file=sys.stderr)
+        say(f"error: {where} cannot be written: {error.strerror}; free space or choose another")
         return 1
 
 
@@ -121,6 +121,14 @@ def silence(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def say(text: str) -> None:
+    """Print ``text`` on standard error. Where that takes nothing either, the exit code says what there is to say."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        silence(sys.stderr)
 
 
 def _reader_left() -> bool:

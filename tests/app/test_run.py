@@ -223,8 +223,9 @@ def test_monitors_write_where_time_and_traffic_go(tiny: list[str]) -> None:
     assert all(row["comm/ring/bus_bandwidth"] > 0 for row in comm)
 
 
+@pytest.mark.parametrize("error", ["read", "also"])
 @pytest.mark.parametrize("shown", ["a full device", "nobody reads"])
-def test_a_terminal_that_takes_nothing_ends_no_run(shown: str, tiny: list[str], tmp_path: Path) -> None:
+def test_a_terminal_that_takes_nothing_ends_no_run(shown: str, error: str, tiny: list[str], tmp_path: Path) -> None:
     words = [word for word in tiny if word != "callbacks=none"]
     words = [sys.executable, "-m", "drivetrain", "train", *words, "strategy=ddp", "devices=2", "hydra.run.dir=here"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -233,9 +234,27 @@ def test_a_terminal_that_takes_nothing_ends_no_run(shown: str, tiny: list[str], 
     with open("/dev/full", "w") as full, open(writer, "w") as unread:
         output = full if shown == "a full device" else unread
         done = subprocess.run(
-            words, stdout=output, stderr=subprocess.PIPE, text=True, env=environment, timeout=LIMIT, check=False
+            words,
+            stdout=output,
+            stderr=subprocess.PIPE if error == "read" else output,
+            text=True,
+            env=environment,
+            timeout=LIMIT,
+            check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert "the table cannot be shown" in done.stderr and "here" in done.stderr
+    if error == "read":
+        assert "the table cannot be shown" in done.stderr and "here" in done.stderr
     assert json.loads(Path("here/run.json").read_text())["status"] == "completed"
     assert "the terminal cannot be written any more" in Path("here/logs/rank_0.log").read_text()
+
+
+def test_an_error_that_nobody_can_be_told_has_its_exit_code() -> None:
+    words = [sys.executable, "-m", "drivetrain", "train", "strategy=nonsense"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    codes = []
+    for name in (os.devnull, "/dev/full"):
+        with open(name, "w") as output:
+            done = subprocess.run(words, stdout=output, stderr=output, env=environment, timeout=LIMIT, check=False)
+        codes.append(done.returncode)
+    assert codes[0] == codes[1] == ConfigurationError.exit_code

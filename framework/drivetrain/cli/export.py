@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.command_line import Parser
+from drivetrain.command_line import Parser, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         written = to_file(arguments.checkpoint, arguments.to)
     except DrivetrainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return error.exit_code
     print(f"{written}: {written.stat().st_size:,} bytes")
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from drivetrain.command_line import silence
+from drivetrain.command_line import say, silence
 
 _COLOURS = {"completed": "green", "stopped": "green", "interrupted": "yellow", "failed": "red"}
 _FINAL = ("val/", "test/")
@@ -48,7 +48,7 @@ def show(outcomes: Sequence[Outcome], sweep: bool, console: Console | None = Non
         silence(sys.stdout)
         why = error.strerror if isinstance(error, OSError) else "nobody reads it"
         folders = ", ".join(_short(outcome.folder) for outcome in outcomes)
-        print(f"the table cannot be shown ({why}); what was run is in {folders}", file=sys.stderr)
+        say(f"the table cannot be shown ({why}); what was run is in {folders}")
 
 
 def _show(outcomes: Sequence[Outcome], sweep: bool, console: Console) -> None:
