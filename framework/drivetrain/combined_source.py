@@ -95,7 +95,9 @@ def evaluation_sources(loaders: Any, **options: Any) -> list[BatchSource]:
 
 def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
     parts = AtOnce(combined, options)
-    return BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True, "numbers": False})
+    made = BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True, "numbers": False})
+    made.at_once, made.combined = parts.sources, combined
+    return made
 
 
 def _holds_loaders(loaders: Any) -> bool:

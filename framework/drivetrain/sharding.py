@@ -108,6 +108,8 @@ class BatchSource:
         ):
             self._rebuild(loader, seed)
         self.reader = watched(self.reader)
+        self.at_once: list[BatchSource] = []  # what it reads at once, whose batches need not be of one size
+        self.combined: Any = None  # what these were given as
         self.inner = False  # whether it is one of several that are read at once, whose collections are a source
         self.compared = False  # whether ranks looked if they read the same
         self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
@@ -265,7 +267,7 @@ class BatchSource:
     def with_processes(self) -> list[Watched]:
         """The loaders that are read here and have processes: its own, or those that it reads at once."""
         own = [self.reader] if isinstance(self.reader, Watched) else []
-        return [*own, *(one for part in getattr(self.loader, "sources", []) for one in part.with_processes())]
+        return [*own, *(one for source in self.at_once for one in source.with_processes())]
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where the next run's seed may be another."""
@@ -281,19 +283,13 @@ class BatchSource:
     @property
     def given(self) -> Any:
         """What this source was made of, as the project gave it."""
-        combined = getattr(self.loader, "combined", None)
-        return self.loader if combined is None else combined.iterables
+        return self.loader if self.combined is None else self.combined.iterables
 
     @property
     def counted(self) -> bool:
         """Whether there are ``length`` batches for certain; what a stream says of its length is a guess."""
         stream = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
         return self.length != float("inf") and not (self.natural and stream)
-
-    @property
-    def at_once(self) -> list[BatchSource]:
-        """The sources that it reads at once, whose batches need not be of one size; else none."""
-        return getattr(self.loader, "sources", [])
 
     @property
     def lengths(self) -> list[int | float]:

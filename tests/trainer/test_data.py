@@ -321,3 +321,14 @@ def test_the_users_own_data_set_stays_as_it_is() -> None:
     train(data=data, max_epochs=1)
     assert before == (data.dataset, data.sampler, data.batch_sampler)
     assert isinstance(data.dataset, TensorDataset)
+
+
+def test_a_loader_may_have_attributes_of_any_name() -> None:
+    """Several loaders that are read at once are known by who joined them, not by names of attributes."""
+
+    class OfProject(DataLoader[Any]):
+        sources = ("left", "right")
+        combined = "both"
+
+    data = OfProject(dataset(16), batch_size=8)
+    assert train(data=data, validation=data, max_epochs=1).steps == 2
