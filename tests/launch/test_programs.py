@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import sys
 from collections.abc import Callable
@@ -54,6 +55,21 @@ def test_a_pool_of_threads_is_seen(run_alone: Callable[..., Any]) -> None:
         return [before, choose("auto"), why_not_fork()]
 
     assert run_alone(compute) == ["fork", "forkserver", "this process has computed with several threads"]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("jemalloc_bg_thd", None), ("some pool", "has 1 threads of libraries")])
+def test_a_thread_of_the_allocator_does_not_keep_workers_from_being_forked(
+    name: str, reason: str | None, run_alone: Callable[..., Any]
+) -> None:
+    def compute() -> list[Any]:
+        library = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        library.pthread_create(ctypes.byref(thread), None, library.pause, None)
+        library.pthread_setname_np(thread, name.encode())
+        return [why_not_fork()]
+
+    (found,) = run_alone(compute)
+    assert found is None if reason is None else reason in found
 
 
 def test_torchrun(tmp_path: Path) -> None:

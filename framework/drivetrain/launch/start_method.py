@@ -24,6 +24,9 @@ OPENBLAS_COUNT = (
     "scipy_openblas_get_num_threads",
     "openblas_get_num_threads",
 )
+# Threads by the name they give themselves that a fork does without: jemalloc, which comes with pyarrow and so with
+# pandas, holds its locks across a fork and frees memory in the child by itself.
+HARMLESS = {"jemalloc_bg_thd"}
 SETTLE = 0.1  # seconds: an OpenMP thread spins that long at most before it sleeps where it can be recognised
 
 
@@ -110,6 +113,8 @@ def _places_of_native_threads(libraries: list[tuple[int, int, str]]) -> list[str
         if int(task.name) in python:
             continue
         try:
+            if (task / "comm").read_text().strip() in HARMLESS:
+                continue
             fields = (task / "syscall").read_text().split()
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended meanwhile
