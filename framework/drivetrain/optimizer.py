@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -134,24 +133,6 @@ def _scheduler(item: Any, monitor: str | None, stepped: bool, warns: bool) -> Sc
     if not isinstance(config.scheduler, (LRScheduler, ReduceLROnPlateau)) and not hasattr(config.scheduler, "step"):
         raise ConfigurationError(f"{type(config.scheduler).__name__} is no scheduler: it has no step().")
     return config
-
-
-def zero_grad(optimizer: Optimizer) -> None:
-    """``optimizer.zero_grad()``. Torch's own is mostly the entry that it makes for a profiler, and of a very short step
-    a tenth: where no profiler looks, only its effect."""
-    if (
-        getattr(type(optimizer), "zero_grad", None) is not _TORCHS
-        or "zero_grad" in vars(optimizer)
-        or torch.autograd._profiler_enabled()
-    ):
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
-_TORCHS = Optimizer.zero_grad  # as it is before anybody puts another in its place, for all optimizers at once
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain import unprofiled
+
 NO_CONTEXT: AbstractContextManager[Any] = nullcontext()  # what forward_context returns when there is nothing to do
 
 
@@ -56,7 +58,7 @@ class Precision:
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step the optimizer; ``False`` when the step was skipped because a gradient was not finite."""
-        optimizer.step() if closure is None else optimizer.step(closure)
+        unprofiled.step(optimizer) if closure is None else optimizer.step(closure)
         return True
 
     @property

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain
 from drivetrain.errors import ConfigurationError, TrainingError
-from drivetrain.optimizer import zero_grad
 from tests.runs import Classifier, difference, loader, train
 from tests.trainer.twins import Body, both, make_module, run
 
@@ -456,38 +455,6 @@ class ClipsByHook(Body):
 class ZeroesInPlace(Body):
     def optimizer_zero_grad(self: Any, epoch: int, batch_idx: int, optimizer: Any) -> None:
         optimizer.zero_grad(set_to_none=False)
-
-
-def test_gradients_are_zeroed_in_the_optimizers_own_way(
-    run_alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By itself where that does more than to drop them, or where a profiler looks."""
-
-    class Keeps(torch.optim.SGD):
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            super().zero_grad(set_to_none=False)
-
-    layer = nn.Linear(2, 2)
-    kept, patched, plain = Keeps(layer.parameters()), _sgd(layer), _sgd(layer)
-    for optimizer, gone in ((kept, False), (patched, False), (plain, True)):
-        if optimizer is patched:
-            patched.zero_grad = kept.zero_grad  # type: ignore[method-assign]
-        layer(torch.ones(1, 2)).sum().backward()
-        zero_grad(optimizer)
-        assert all((p.grad is None) if gone else not p.grad.any() for p in layer.parameters())
-
-    called: list[Any] = []
-    with monkeypatch.context() as everywhere:  # as tools do that count or time such calls
-        everywhere.setattr(torch.optim.Optimizer, "zero_grad", lambda self, *args: called.append(self))
-        zero_grad(plain)
-    assert called == [plain]
-
-    def profiled() -> list[str]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            zero_grad(plain)
-        return [event.key for event in profiler.key_averages()]
-
-    assert any("zero_grad" in name for name in run_alone(profiled))
 
 
 class OwnBackward(Body):

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from drivetrain.comm import phase
 from drivetrain.errors import TrainingError
 from drivetrain.loops.step import MicroStep
-from drivetrain.optimizer import TrainOptimizer, needs_closure, zero_grad
+from drivetrain.optimizer import TrainOptimizer, needs_closure
 from drivetrain.strategy import SkipStep
+from drivetrain.unprofiled import zero_grad
 
 if TYPE_CHECKING:
     from drivetrain.loops.fit import FitLoop

@@ -4,6 +4,9 @@ Every contestant trains the same MLP (20-64-2, batch 32, SGD) on the same list o
 torch thread. Each run of a contestant is paired with one of the hand-written loop and judged by the ratio of that pair.
 The two take turns, ``STINT`` steps each, so that a machine that slows down or speeds up meanwhile slows both. Only the
 training itself is timed (between the hooks ``on_train_start`` and ``on_train_end``), not the set-up.
+
+drivetrain steps without torch's record for a profiler, which the hand-written loop has (see ``drivetrain.unprofiled``):
+that is how it can come out below the loop. With a learning-rate scheduler both have it.
 """
 
 from __future__ import annotations
