@@ -251,6 +251,13 @@ def test_init_module() -> None:
     assert layer.weight.dtype is torch.float64
 
 
+def test_scripts_that_print_the_name_start(capsys: pytest.CaptureFixture[str]) -> None:
+    from drivetrain.lightning import LIGHTNING_LOGO, cli_lightning_logo
+
+    cli_lightning_logo()
+    assert LIGHTNING_LOGO in capsys.readouterr().out
+
+
 def test_validation_by_time() -> None:
     class Counting(L.demos.BoringModel):  # type: ignore[misc]
         times = 0
