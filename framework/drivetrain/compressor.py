@@ -16,6 +16,7 @@ from drivetrain import registry
 from drivetrain.cli.schema import checked
 from drivetrain.declaration import Conflict, NoOptions, Plan
 from drivetrain.errors import ConfigurationError
+from drivetrain.late_import import drawing_nothing
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,8 @@ class CompressorDeclaration:
         if self.implementation is None:
             return None
         module, _, name = self.implementation.partition(":")
-        return getattr(importlib.import_module(module), name)
+        with drawing_nothing():
+            return getattr(importlib.import_module(module), name)
 
     def build(self, options: Any) -> Compressor | None:
         """Import the implementation and return a compressor that has ``options``."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from drivetrain import registry
 from drivetrain.errors import ConfigurationError
+from drivetrain.late_import import drawing_nothing
 
 ALL_PRECISIONS = frozenset({"32-true", "64-true", "bf16-true", "bf16-mixed", "16-mixed"})
 ANY_COMPRESSOR = frozenset({"*"})  # a stranger's compressor too
@@ -186,7 +187,9 @@ class Declaration:
     def build(self, options: Any) -> Any:
         """Import the implementation and return a strategy that has ``options``."""
         module, _, name = self.implementation_for(options).partition(":")
-        return getattr(importlib.import_module(module), name)(options, self.support)
+        with drawing_nothing():
+            found = importlib.import_module(module)
+        return getattr(found, name)(options, self.support)
 
 
 def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:

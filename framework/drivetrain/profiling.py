@@ -65,7 +65,7 @@ class Instruments:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._put: list[tuple[Any, str]] = []
+        self._put: list[tuple[Any, str, Any]] = []  # with what the object itself had under that name
         module, strategy = trainer.lightning_module, trainer.strategy
         owner = f"[Strategy]{type(strategy).__name__}"
         for step in ("training_step", "validation_step", "test_step", "predict_step"):
@@ -75,10 +75,11 @@ class Instruments:
         self.put(trainer, "save_checkpoint", "save_checkpoint")
 
     def put(self, owner: Any, method: str, action: str) -> None:
-        """Measure ``owner.method`` as ``action``."""
-        if method not in owner.__dict__:
+        """Measure ``owner.method`` as ``action``, also where a project set it on the object."""
+        own = owner.__dict__.get(method)
+        if getattr(own, "action", None) != action:
             owner.__dict__[method] = _measured(self.trainer, getattr(owner, method), action)
-            self._put.append((owner, method))
+            self._put.append((owner, method, own))
 
     def of_fit(self, fit: FitLoop) -> None:
         self.put(fit, "_epoch", "run_training_epoch")
@@ -100,8 +101,11 @@ class Instruments:
         source.__dict__["read"] = measured
 
     def remove(self) -> None:
-        for owner, method in self._put:
-            owner.__dict__.pop(method, None)
+        for owner, method, own in self._put:
+            if own is None:
+                owner.__dict__.pop(method, None)
+            else:
+                owner.__dict__[method] = own
 
 
 @contextmanager
@@ -130,4 +134,5 @@ def _measured(trainer: Trainer, function: Callable[..., Any], action: str) -> Ca
         with trainer.profiler.profile(action):
             return function(*args, **kwargs)
 
+    measured.action = action  # type: ignore[attr-defined]
     return measured

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.late_import import drawing_nothing
 
 
 @cache
@@ -46,4 +47,5 @@ def entry(group: str, name: str) -> EntryPoint:
 
 def load(group: str, name: str) -> Any:
     """Import and return the plugin ``name`` of ``drivetrain.<group>``."""
-    return entry(group, name).load()
+    with drawing_nothing():
+        return entry(group, name).load()

@@ -46,7 +46,12 @@ class Request:
 
 
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step"}
-_REMOVED = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+_REMOVED = {
+    "fit": ("training_epoch_end", "validation_epoch_end"),
+    "validate": ("validation_epoch_end",),
+    "test": ("test_epoch_end",),
+    "predict": (),
+}  # of Lightning 1, by the stage that would have called them
 LOADER_OF = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 
@@ -61,7 +66,7 @@ def check(trainer: Trainer, request: Request) -> None:
     name = type(module).__name__
     if stage in _STEP_OF and not is_overridden(_STEP_OF[stage], module, TrainModule):
         raise ConfigurationError(f"{name} has no {_STEP_OF[stage]}: define it to {stage}.")
-    for hook in _REMOVED:
+    for hook in _REMOVED[stage]:
         if callable(getattr(module, hook, None)):
             raise RemovedHookError(
                 f"{name} defines {hook}, which nothing calls: keep what the steps give in an attribute and use"

@@ -22,6 +22,7 @@ from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
 from drivetrain.errors import ConfigurationError, EndStage, Interrupted, TrainingError, by_keyboard, note_place
 from drivetrain.hooks import Hooks
+from drivetrain.late_import import drawing_nothing
 from drivetrain.launch import Job, signals
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
 from drivetrain.loops.fit import FitLoop
@@ -328,7 +329,8 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
     except Abandoned as stop:
         raise Interrupted(stop.signal) from None
     if trainer.meanings.results == "trainer" and request.verbose and trainer.is_global_zero:
-        from drivetrain import evaluation_table
+        with drawing_nothing():
+            from drivetrain import evaluation_table
 
         evaluation_table.show(results, stage)
     return results

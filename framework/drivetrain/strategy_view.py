@@ -54,6 +54,15 @@ class StrategyView:
         return self.job.node_rank
 
     @property
+    def num_nodes(self) -> int:
+        return self.job.num_nodes
+
+    @property
+    def num_processes(self) -> int:
+        """Workers of this node."""
+        return self.job.local_world_size
+
+    @property
     def is_global_zero(self) -> bool:
         return self.job.rank == 0
 

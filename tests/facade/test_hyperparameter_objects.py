@@ -192,3 +192,19 @@ def test_files_of_hyperparameters(tmp_path: Path) -> None:
     assert run(ours) == run(theirs)
     with pytest.raises(TypeError, match="a mapping or a Namespace, not a list"):
         importlib.import_module("drivetrain.lightning.core.saving").save_hparams_to_yaml(tmp_path / "x.yaml", [1])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_process_that_trusts_every_file_makes_objects_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch's variable for that, which projects set to go on loading their files, as under Lightning."""
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    for name, L in (("theirs", theirs), ("ours", ours)):
+        Module, module, _ = saved(L, tmp_path / f"{name}.ckpt")
+        again = Module.load_from_checkpoint(tmp_path / f"{name}.ckpt")
+        assert again.scale.factor == 0.5 and again.hparams.kind is torch.optim.Adam
+        assert torch.equal(again.net.weight, module.net.weight)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
+    with pytest.raises(CheckpointError, match="weights_only=False"):
+        Module.load_from_checkpoint(tmp_path / "ours.ckpt")

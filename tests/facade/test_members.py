@@ -147,6 +147,35 @@ def the_loop_before_within_and_after_a_fit(L: Any, folder: Path) -> Any:
 
 
 @question
+def whether_a_fit_validates(L: Any, folder: Path) -> Any:
+    """As GluonTS asks, to choose what its schedule monitors."""
+    answers = []
+    for validation in (None, loader(8)):
+
+        def asked(self: Any) -> Any:
+            answers.append(self.trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined())
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        trainer_of(L).fit(module_of(L, configure_optimizers=asked), loader(), validation)
+    return answers
+
+
+@question
+def hooks_of_the_first_lightning(L: Any, folder: Path) -> Any:
+    """Each stage refuses those that it would have called; a project trains with a test_epoch_end that nobody ported."""
+    answers = []
+    for hook in ("training_epoch_end", "validation_epoch_end", "test_epoch_end"):
+        for stage in ("fit", "validate", "test", "predict"):
+            module = module_of(L, **{hook: lambda self, outputs: None})
+            try:
+                getattr(trainer_of(L), stage)(module, loader())
+                answers.append("goes on")
+            except NotImplementedError:
+                answers.append("refused")
+    return answers
+
+
+@question
 def a_first_epoch_set_by_hand(L: Any, folder: Path) -> Any:
     epochs = []
     trainer = trainer_of(L, max_epochs=4)

@@ -132,6 +132,16 @@ def test_strategies(strategy: Any, devices: int, name: str, options: dict[str, A
     assert isinstance(trainer.strategy, L.strategies.DDPStrategy) is (name == "ddp")
 
 
+def test_a_strategys_accelerator_is_the_trainers() -> None:
+    asked = L.strategies.DDPStrategy(accelerator="cpu")
+    free = {name: value for name, value in SILENT.items() if name != "accelerator"}
+    assert L.Trainer(**free, strategy=asked).accelerator_name == "cpu"
+    for library in (theirs, L):
+        twice = library.strategies.DDPStrategy(accelerator=library.accelerators.CPUAccelerator())
+        with pytest.raises(library.utilities.exceptions.MisconfigurationException, match="accelerator"):
+            library.Trainer(**{**SILENT, "accelerator": "cpu"}, strategy=twice)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("given", [16, "16", "16-mixed", "bf16", "bf16-true", 32, "64", 64, None])
 def test_precisions(given: Any) -> None:
@@ -249,6 +259,13 @@ def test_init_module() -> None:
     with trainer.init_module(empty_init=True):
         layer = torch.nn.Linear(2, 2)
     assert layer.weight.dtype is torch.float64
+
+
+def test_scripts_that_print_the_name_start(capsys: pytest.CaptureFixture[str]) -> None:
+    from drivetrain.lightning import LIGHTNING_LOGO, cli_lightning_logo
+
+    cli_lightning_logo()
+    assert LIGHTNING_LOGO in capsys.readouterr().out
 
 
 def test_validation_by_time() -> None:

@@ -128,6 +128,19 @@ def test_advanced(tmp_path: Path) -> None:
         profiler.stop("x")
 
 
+def test_a_step_that_was_set_on_the_module_is_measured_and_stays(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        profiler = L.profilers.SimpleProfiler()
+        module = classifier(L)
+        module.training_step = own = module.training_step
+        fit = trainer(L, tmp_path, profiler=profiler, max_epochs=2)
+        fit.fit(module, loader())
+        times = [len(found) for name, found in profiler.recorded_durations.items() if name.endswith(".training_step")]
+        return {"times": times, "stays": module.training_step is own}
+
+    compare(run)
+
+
 def test_pytorch(tmp_path: Path) -> None:
     run_alone(_pytorch, tmp_path)  # it leaves a thread of its own
 
@@ -141,6 +154,7 @@ def _pytorch(tmp_path: Path) -> None:
     (trace,) = tmp_path.glob("fit-ops*.pt.trace.json")
     steps = {e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"].startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}, "the schedule's two active steps"
+    assert trace.name.startswith("fit-ops-[Strategy]Single.training_step."), "Lightning names a step's action too"
     few = ours.profilers.PyTorchProfiler(tmp_path / "few", "few")
     trainer(ours, tmp_path, profiler=few).predict(classifier(ours), loader(8))
     assert list((tmp_path / "few").glob("predict-few*.json"))

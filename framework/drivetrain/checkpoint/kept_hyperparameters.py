@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.attribute_dict import AttributeDict
 from drivetrain.checkpoint.convert import TAG, from_safe, to_safe
+from drivetrain.checkpoint.trust import trusted
 from drivetrain.errors import CheckpointError
 
 
@@ -51,14 +52,14 @@ def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[s
 def read_hyperparameters(
     plain: Mapping[str, Any], rest: Mapping[str, Any], weights_only: bool | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values, and the names of those that are only made where the caller gives ``weights_only=False``. A plain
+    """The values, and the names of those that are only made where the file is trusted. A plain
     value that someone changed in the file is what counts."""
     values = dict(plain)
     for name, safe in rest.get("exact", {}).items():
         if name in plain and _alike(_untagged(safe), plain[name]):
             values[name] = from_safe(safe)
     objects = rest.get("objects", {})
-    if weights_only is not False:
+    if not trusted(weights_only):
         return values, sorted(objects.keys() - values.keys())
     for name, data in objects.items():
         value = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from drivetrain.checkpoint.manifest import ADVICE, flush_directory
+from drivetrain.checkpoint.trust import trusted
 from drivetrain.errors import CheckpointError, MissingCheckpointError
 
 EXTENSION = ".ckpt"
@@ -153,8 +154,8 @@ def read(
 
     Args:
         source: a path, or a stream that is open for reading.
-        weights_only: False, given by the caller, trusts the file: what is in it may run code while it is loaded.
-            Anything else does not: only tensors, plain data and the standard library's plain classes are made.
+        weights_only: as :func:`~drivetrain.checkpoint.trust.trusted` takes it. What is in a trusted file may run code
+            while it is loaded. Of another only tensors, plain data and the standard library's plain classes are made.
         map_location: where tensors go, as ``torch.load`` takes it.
         check: compare with the checksums first.
 
@@ -171,14 +172,14 @@ def read(
         if check:
             verify(Path(source))
     try:
-        if weights_only is False:
+        if trusted(weights_only):
             content = torch.load(source, map_location=map_location, weights_only=False)
         else:
             known = torch.serialization.get_safe_globals()  # what the user allowed stays allowed afterwards
             with torch.serialization.safe_globals([kind for kind in _SAFE if kind not in known]):
                 content = torch.load(source, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
-        if weights_only is False:
+        if trusted(weights_only):
             raise CheckpointError(f"the checkpoint {name} cannot be loaded: {_first_line(error)}; {ADVICE}") from error
         asked = re.search(r"(?:GLOBAL|[Cc]lass|type) [`']?([\w.]+\.[\w.]+)", str(error))
         what = f"an object of {asked[1]}" if asked else "more than plain data"

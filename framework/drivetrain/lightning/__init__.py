@@ -16,11 +16,15 @@ from drivetrain.lightning import deep_names, not_offered
 if TYPE_CHECKING:
     from drivetrain.callback import Callback as Callback
     from drivetrain.data import DataModule as LightningDataModule
+    from drivetrain.lightning.logo import LIGHTNING_LOGO as LIGHTNING_LOGO
+    from drivetrain.lightning.logo import cli_lightning_logo as cli_lightning_logo
     from drivetrain.lightning.seed import seed_everything as seed_everything
     from drivetrain.lightning.trainer import Trainer as Trainer
     from drivetrain.module import TrainModule as LightningModule
 
 _HOMES = {
+    "LIGHTNING_LOGO": ("drivetrain.lightning.logo", "LIGHTNING_LOGO"),
+    "cli_lightning_logo": ("drivetrain.lightning.logo", "cli_lightning_logo"),
     "Callback": ("drivetrain.callback", "Callback"),
     "LightningDataModule": ("drivetrain.data", "DataModule"),
     "LightningModule": ("drivetrain.module", "TrainModule"),

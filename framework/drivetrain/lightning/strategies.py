@@ -79,6 +79,9 @@ class Asked(metaclass=_Kind):
         writer = options.pop("checkpoint_io", None)
         if writer is not None:
             self.settings["checkpoint_io"] = writer
+        accelerator = options.pop("accelerator", None)
+        if accelerator is not None:
+            self.settings["accelerator"] = accelerator
         self._take(options)
 
     def _take(self, options: Mapping[str, Any]) -> None:

@@ -129,6 +129,12 @@ class Trainer(drivetrain.trainer.Trainer):
         refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
         writer = settings.pop("checkpoint_io", None)
+        if "accelerator" in settings:
+            if accelerator != "auto":
+                raise ConfigurationError(
+                    f"accelerator={accelerator!r}, and the strategy has one of its own: give it to one of them only."
+                )
+            given["accelerator"] = accelerator = settings.pop("accelerator")
         given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)

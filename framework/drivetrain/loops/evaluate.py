@@ -13,6 +13,7 @@ from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import note_place
 from drivetrain.launch import signals
+from drivetrain.loops.names import DataSource
 from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
@@ -65,6 +66,8 @@ class EvaluateLoop:
         results: one dict of metrics per loader.
         has_run: whether the last pass that was no sanity check evaluated a batch.
     """
+
+    _data_source = DataSource(True)
 
     def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
         self.trainer, self.stage = trainer, stage

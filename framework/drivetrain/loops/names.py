@@ -31,6 +31,22 @@ class Progress:
     is_last_batch: bool = False
 
 
+@dataclass
+class DataSource:
+    """What a loop reads: whether there is anything."""
+
+    defined: bool
+
+    def is_defined(self) -> bool:
+        return self.defined
+
+
+class NoValidation:
+    """Stands for a fit's validation where there is none."""
+
+    _data_source = DataSource(False)
+
+
 class EpochCount:
     """Epochs of a run. To set ``completed`` or ``processed`` is to go on from that epoch."""
 
@@ -83,7 +99,7 @@ class LoopNames:
     @property
     def val_loop(self) -> Any:
         """What validates within the fit."""
-        return self.trainer.validation
+        return self.trainer.validation or NoValidation()
 
     @property
     def epoch_loop(self) -> Self:

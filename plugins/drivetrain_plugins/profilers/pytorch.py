@@ -91,6 +91,7 @@ class PyTorchProfiler(Profiler):
         self._row_limit = row_limit
         self._record_module_names = record_module_names
         self.profiler: Any = None
+        self._stepped: str | None = None  # the action that ends a step, by which files are called
         self._ranges: dict[str, Any] = {}
         self._handles: list[Any] = []
 
@@ -108,6 +109,7 @@ class PyTorchProfiler(Profiler):
             found.__exit__(None, None, None)
         step = _STEP_OF.get(self._stage or "", "training_step")
         if self.profiler is not None and not self._emit_nvtx and action_name.endswith(step):
+            self._stepped = action_name
             self.profiler.step()
 
     def _begin(self) -> None:
@@ -153,7 +155,7 @@ class PyTorchProfiler(Profiler):
         if self.dirpath is None:
             return
         os.makedirs(self.dirpath, exist_ok=True)
-        worker = self._prepare_filename(extension="")
+        worker = self._prepare_filename(self._stepped, extension="")
         if self._export_to_chrome:
             torch.profiler.tensorboard_trace_handler(str(self.dirpath), worker)(profiler)
         if self._flame_graph:

@@ -30,6 +30,8 @@ def project(L: Any) -> Any:
             total = self.trainer.strategy.reduce(torch.tensor(float(self.global_rank + 1)), reduce_op="sum")
             self.log("ranks", total, rank_zero_only=True)
             self.trainer.strategy.barrier()
+            strategy = self.trainer.strategy
+            self.seen.append(["places", strategy.num_processes, strategy.num_nodes, strategy.node_rank])
 
         def test_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
