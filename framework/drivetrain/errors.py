@@ -26,6 +26,10 @@ class UnknownArgumentError(ConfigurationError, TypeError):
     """The Trainer was given an argument by a name that it does not have."""
 
 
+class HyperparameterError(ConfigurationError, RuntimeError):
+    """Module and data module have a hyper-parameter of one name with different values."""
+
+
 class RemovedHookError(ConfigurationError, NotImplementedError):
     """A hook is defined that older trainers called and nothing calls any more."""
 

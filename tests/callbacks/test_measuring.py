@@ -89,6 +89,20 @@ def test_stages_and_resume(make_trainer: Callable[..., Any], clock: Clock) -> No
     assert Timer().time_remaining() is None
 
 
+def test_the_check_before_training_is_a_validation_too(make_trainer: Callable[..., Any], clock: Clock) -> None:
+    timer = Timer()
+    trainer = make_trainer(timer)
+    trainer.call("on_validation_start")
+    clock.now += 3
+    trainer.sanity_checking = True
+    trainer.call("on_sanity_check_start")
+    trainer.call("on_validation_start")
+    clock.now += 2
+    trainer.call("on_validation_end")
+    trainer.call("on_sanity_check_end")
+    assert (timer.time_elapsed("validate"), timer.time_elapsed("sanity_check")) == (2, 2)
+
+
 # -- LearningRateMonitor ------------------------------------------------------------------------------------------
 def parameters(count: int = 1) -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(1)) for _ in range(count)]
