@@ -88,7 +88,7 @@ def profiler_of(given: Any) -> Any:
     """The profiler of that registered name, or the object itself; for None one that measures nothing."""
     if given is None:
         return PassThroughProfiler()
-    found = registry.load("profilers", given)() if isinstance(given, str) else given
+    found = registry.load("profilers", given.lower())() if isinstance(given, str) else given
     if not isinstance(found, Profiler):
         raise ConfigurationError(
             f"profiler={given!r} is no Profiler: give 'simple', 'advanced', 'pytorch' or an object of a class derived"
