@@ -106,3 +106,9 @@ def test_a_precision_without_the_base_class_constructor_trains_alike() -> None:
 
     there, here = weights(theirs), weights(ours)
     assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
+
+
+@pytest.mark.parametrize("given", [3, object(), "tensorboard"])
+def test_what_is_no_logger_is_told(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"logger: {type(given).__name__} is no Logger, derive it from one"):
+        ours.Trainer(logger=given)

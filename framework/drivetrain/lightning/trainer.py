@@ -135,7 +135,7 @@ class Trainer(drivetrain.trainer.Trainer):
             given["precision"] = "bf16-mixed"
         if isinstance(accelerator, Accelerator):
             given["accelerator"] = accelerator.name
-        if logger is not None and not isinstance(logger, (bool, Logger)):
+        if logger is not None and isinstance(logger, Iterable) and not isinstance(logger, Logger):
             given["logger"] = list(logger)
         unlogged = barebones or log_every_n_steps == 0
         if unlogged:
