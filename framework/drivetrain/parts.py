@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,10 @@ def callbacks_of(
             kind = registry.load("callbacks", name)
             if not any(isinstance(callback, kind) for callback in found):
                 found.append(kind(**options))
+            elif options:
+                warnings.warn(
+                    f"max_time={trainer.max_time!r} is not used: callbacks have a Timer already.", stacklevel=2
+                )
     return found
 
 

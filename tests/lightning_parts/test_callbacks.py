@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,11 +87,20 @@ def test_pruning_refuses() -> None:
         pruning.sanitize_parameters_to_prune(nn.Linear(1, 1), [(nn.Linear(1, 1), "weight")])
 
 
-@pytest.mark.parametrize("options", [{}, {"atol": 0.5, "rtol": None, "window": 3}, {"mode": "max", "rtol": 0.5}])
-def test_spikes(tmp_path: Path, options: dict[str, Any]) -> None:
-    losses = (
-        [1.0, 1.1, 0.9, 1.2, 1.0, 6.0, 1.0] if options.get("mode") != "max" else [4.0, 4.1, 4.2, 0.5, 4.0, 4.0, 4.0]
-    )
+LEAP, DROP = [1.0, 1.1, 0.9, 1.2, 1.0, 6.0, 1.0], [4.0, 4.1, 4.2, 0.5, 4.0, 4.0, 4.0]
+INFINITE = [1.0, 1.1, math.nan, -math.inf, 1.0, math.inf, 1.0]  # for finite_only=False the last one only is worse
+
+
+@pytest.mark.parametrize(
+    ("options", "losses"),
+    [
+        ({}, LEAP),
+        ({"atol": 0.5, "rtol": None, "window": 3}, LEAP),
+        ({"mode": "max", "rtol": 0.5}, DROP),
+        ({"finite_only": True}, [1.0, 1.1, math.nan, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_spikes(tmp_path: Path, options: dict[str, Any], losses: list[float]) -> None:
 
     def run(L: Any) -> dict[str, Any]:
         def step(self: Any, batch: Any, batch_idx: int) -> Any:
@@ -107,14 +118,29 @@ def test_spikes(tmp_path: Path, options: dict[str, Any]) -> None:
     assert issubclass(TrainingSpikeException, RuntimeError) or TrainingSpikeException(3, "x").batch_idx == 3
 
 
+def test_infinity_is_a_spike_where_it_is_worse(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(default_root_dir=tmp_path, global_rank=0)
+    module: Any = None
+    spikes = ours.callbacks.SpikeDetection(finite_only=False)
+    found = []
+    for index, loss in enumerate(INFINITE):
+        try:
+            spikes.on_train_batch_end(run, module, torch.tensor(loss), None, index)
+        except TrainingSpikeException:
+            found.append(index)
+    assert found == [5]
+
+
 def test_a_spike_on_one_worker_ends_the_job(tmp_path: Path) -> None:
     def step(self: Any, batch: Any, batch_idx: int) -> Any:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         return loss - loss.detach() + (50.0 if self.global_rank == 1 and batch_idx == 2 else 1.0)
 
     run = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[ours.callbacks.SpikeDetection()])
+    module = classifier(ours, training_step=step)
     with pytest.raises(Exception, match="the loss leapt in batch 2"):
-        run.fit(classifier(ours, training_step=step), loader(40))
+        run.fit(module, loader(40))
+    assert run.lightning_module is module, "as where one process fails"
     assert json.loads((tmp_path / "skip_batches.json").read_text()) == [1, 2]
 
 

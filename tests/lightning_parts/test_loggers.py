@@ -223,3 +223,10 @@ def test_a_missing_package_is_named_before_workers_would_start(name: str, monkey
     with pytest.raises(ConfigurationError, match=f"{name} needs the package {package}: pip install {package}") as told:
         getattr(ours.loggers, name)()
     assert isinstance(told.value, ModuleNotFoundError), "what projects catch to take another logger"
+
+
+def test_a_dummy_takes_every_call() -> None:
+    dummy = ours.loggers.logger.DummyLogger()
+    assert dummy.log_hyperparams("a", 2, three="three") is None
+    assert dummy.log_metrics("a", 2, three="three") is None
+    assert dummy.anything("a", b=2) is None

@@ -61,6 +61,9 @@ class DummyLogger(Logger):
     def experiment(self) -> DummyExperiment:
         return self._experiment
 
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None: ...
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
     def __getitem__(self, index: int) -> DummyLogger:
         return self
 
