@@ -32,7 +32,7 @@ class Profiler(ABC):
     measures = True
 
     def __init__(self, dirpath: str | Path | None = None, filename: str | None = None) -> None:
-        self.dirpath = None if dirpath is None else local_path(dirpath, "dirpath")
+        self.dirpath = None if dirpath is None else type(dirpath)(local_path(dirpath, "dirpath"))
         self.filename = filename
         self._stage: str | None = None
         self._local_rank: int | None = None
@@ -67,7 +67,7 @@ class Profiler(ABC):
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | Path | None = None) -> None:
         """A stage begins. ``local_rank``: of this worker; None where it is the only one."""
         self._stage, self._local_rank = stage, local_rank
-        self.dirpath = self.dirpath or (None if log_dir is None else os.fspath(log_dir))
+        self.dirpath = self.dirpath or log_dir
 
     def describe(self) -> None:
         """Write the report and end the stage."""

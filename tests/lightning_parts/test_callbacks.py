@@ -6,10 +6,12 @@ import csv
 import io
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as theirs
 import pytest
 import torch
 from rich.console import Console
@@ -255,3 +257,42 @@ def test_progress_bars_of_two_looks(tmp_path: Path) -> None:
     assert plain.is_disabled
     with pytest.raises(TypeError, match="has no trainer yet"):
         _ = ours.callbacks.ProgressBar().trainer
+
+
+def test_numbers_beside_a_bar_have_the_length_that_they_have_there() -> None:
+    numbers = [1.0, 0.1, 1e-5, 12345.0, 1234567.0, -0.5, 0.0, 7, "1.0", "10", "", "x", "1e5", "0.12345", 1e20]
+    theirs_, ours_ = (
+        import_module(f"{library.__name__}.callbacks.progress.tqdm_progress").Tqdm for library in (theirs, ours)
+    )
+    assert [ours_.format_num(n) for n in numbers] == [theirs_.format_num(n) for n in numbers]
+    assert ours_.format_num(torch.tensor(0.25)) == "0.250"
+
+
+@pytest.mark.parametrize("environment", [{}, {"COLAB_GPU": "1"}, {"TQDM_MINITERS": "3"}])
+def test_how_often_a_bar_is_drawn(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    rates = [[L.callbacks.TQDMProgressBar(rate).refresh_rate for rate in (0, 1, 2, 19)] for L in (theirs, ours)]
+    assert rates[0] == rates[1]
+
+
+def test_one_progress_bar(tmp_path: Path) -> None:
+    class Bar(ours.callbacks.ProgressBar):
+        pass
+
+    class Speaks(ours.Callback):
+        def print(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"callbacks have 2 progress bars \(TQDMProgressBar, Bar\): keep one"):
+        trainer(ours, tmp_path, callbacks=[ours.callbacks.TQDMProgressBar(), Bar()], enable_progress_bar=True)
+    with pytest.raises(ConfigurationError, match="enable_progress_bar=False goes against the Bar in callbacks"):
+        trainer(ours, tmp_path, callbacks=Bar())
+    run = trainer(ours, tmp_path, callbacks=[Speaks()], enable_progress_bar=True)
+    assert isinstance(run.progress_bar_callback, ours.callbacks.RichProgressBar), "Speaks is none"
+
+
+def test_the_logger_of_a_run_that_is_tried_out(tmp_path: Path) -> None:
+    for L in theirs, ours:
+        dummy = trainer(L, tmp_path, fast_dev_run=True, logger=True).logger
+        assert isinstance(dummy, import_module(f"{L.__name__}.loggers.logger").DummyLogger)
+        assert (dummy.name, dummy.version, dummy[0].experiment[1].add_image("x")) == ("", "", None)
