@@ -112,3 +112,19 @@ def test_a_precision_without_the_base_class_constructor_trains_alike() -> None:
 def test_what_is_no_logger_is_told(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"logger: {type(given).__name__} is no Logger, derive it from one"):
         ours.Trainer(logger=given)
+
+
+def test_the_device_of_a_strategy_is_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    single = ours.strategies.SingleDeviceStrategy
+    assert ours.Trainer(**QUIET, strategy=single()).strategy.root_device == torch.device("cpu")
+    with pytest.raises(ConfigurationError, match="accelerator='gpu' goes against the device of the strategy, a cpu"):
+        ours.Trainer(**{**QUIET, "accelerator": "gpu"}, strategy=single("cpu"))
+    with pytest.raises(ConfigurationError, match=r"SingleDeviceStrategy\(device='mps'\): use 'cpu' or 'cuda:0'"):
+        single("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for given in "auto", "gpu", "cuda":
+        asked = single("cuda:2")
+        assert asked.settings["devices"] == [2]
+        trainer = ours.Trainer(**{**QUIET, "accelerator": given, "devices": 4}, strategy=asked)
+        assert (trainer.accelerator_name, trainer.num_devices) == ("cuda", 1)

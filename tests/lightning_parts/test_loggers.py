@@ -154,7 +154,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert client.calls == [] and logger.save_dir == str(tmp_path), "nothing happens before the first use"
     logger.log_hyperparams({f"k{i}": i for i in range(150)} | {"deep": {"x": "y" * 300}})
-    with pytest.warns(UserWarning, match="is written as p-ab"):
+    with pytest.warns(RuntimeWarning, match="is written as p-ab"):
         logger.log_metrics({"a!b": torch.tensor(2.0), "c": 1}, step=4)
     logger.after_save_checkpoint(Saved(tmp_path / "best.ckpt"))
     assert not client.named("log_artifact")

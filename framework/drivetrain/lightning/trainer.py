@@ -128,13 +128,19 @@ class Trainer(drivetrain.trainer.Trainer):
             )
         refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
+        if isinstance(accelerator, Accelerator):
+            accelerator = given["accelerator"] = accelerator.name
+        wanted = settings.get("accelerator", accelerator)
+        if accelerator not in ("auto", wanted) and (accelerator, wanted) != ("gpu", "cuda"):
+            raise ConfigurationError(
+                f"accelerator={accelerator!r} goes against the device of the strategy, a {wanted}: say it in one place."
+            )
+        accelerator = wanted
         writer = settings.pop("checkpoint_io", None)
         given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)
             given["precision"] = "bf16-mixed"
-        if isinstance(accelerator, Accelerator):
-            given["accelerator"] = accelerator.name
         if logger is not None and isinstance(logger, Iterable) and not isinstance(logger, Logger):
             given["logger"] = list(logger)
         unlogged = barebones or log_every_n_steps == 0

@@ -154,7 +154,8 @@ class MLFlowLogger(Logger):
             given = f"{join}{name}"
             key = re.sub("[^a-zA-Z0-9_/. -]+", "", given)
             if key != given:
-                warnings.warn(f"MLflow takes no such characters in a name: {given} is written as {key}.", stacklevel=3)
+                told = f"MLflow takes no such characters in a name: {given} is written as {key}."
+                warnings.warn(told, RuntimeWarning, stacklevel=3)
             found.append(entities.Metric(key=key, value=float(value), timestamp=now, step=step or 0))
         client.log_batch(run_id=self._run_id, metrics=found, **self._options)
 
