@@ -296,3 +296,30 @@ def test_the_logger_of_a_run_that_is_tried_out(tmp_path: Path) -> None:
         dummy = trainer(L, tmp_path, fast_dev_run=True, logger=True).logger
         assert isinstance(dummy, import_module(f"{L.__name__}.loggers.logger").DummyLogger)
         assert (dummy.name, dummy.version, dummy[0].experiment[1].add_image("x")) == ("", "", None)
+
+
+def test_throughput_of_evaluations_is_counted_on(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Rows(L.loggers.Logger):  # type: ignore[misc, name-defined]
+            name, version = "rows", 0
+
+            def __init__(self) -> None:
+                self.rows: list[Any] = []
+
+            def log_hyperparams(self, *args: Any, **options: Any) -> None: ...
+
+            def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+                counts = {name: value for name, value in metrics.items() if name.endswith(("/batches", "/samples"))}
+                self.rows += [(step, counts)] if counts else []
+
+        rows, monitor = Rows(), L.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=3)
+        fit = trainer(L, tmp_path, logger=rows, callbacks=[monitor], log_every_n_steps=2, max_epochs=2)
+        module = classifier(L)
+        fit.fit(module, loader(12), loader(20))
+        for _ in range(2):
+            fit.validate(module, loader(20), verbose=False)
+            fit.predict(module, loader(12))
+        return {"rows": rows.rows}
+
+    steps = [step for step, counts in compare(run)["rows"] if "predict/batches" in counts]
+    assert steps == [2, 5], "the second evaluation's come after the first one's"
