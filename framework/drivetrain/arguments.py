@@ -51,7 +51,7 @@ def _check_barebones(a: dict[str, Any]) -> None:
     against = [f"{name}={a[name]!r}" for name in _SLOWING if a.get(name) not in (None, False, 0)]
     callbacks = a.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
-        if getattr(callback, "saves_checkpoints", False) or hasattr(callback, "print"):
+        if getattr(callback, "saves_checkpoints", False) or getattr(callback, "shows_progress", False):
             against.append(f"the {type(callback).__name__} in callbacks")
     if against:
         raise ConfigurationError(

@@ -20,6 +20,7 @@ class Callback:
 
     Attributes:
         saves_checkpoints: such callbacks run last, so that what others changed is in the checkpoint.
+        shows_progress: whether it is the progress bar, of which there is one: the Trainer's ``print`` goes to its own.
         monitors: whether ``on_train_epoch_end`` reads metrics, and so runs after the module's own.
         rank_zero_only: whether the callback exists on the first worker only (it must not then run a collective).
         reads_predictions: whether it reads ``trainer.predict_loop.predictions``, which are kept for it then.
@@ -30,6 +31,7 @@ class Callback:
     """
 
     saves_checkpoints = False
+    shows_progress = False
     monitors = False
     rank_zero_only = False
     reads_predictions = False

@@ -16,6 +16,7 @@ from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job
+from drivetrain.local_path import local_path
 from drivetrain.logger import Logger, SilentLogger
 from drivetrain.meanings import OWN, Meanings
 from drivetrain.parts import callbacks_of, loggers_of, precision_of, profiler_of
@@ -177,7 +178,7 @@ class Configuration:
         self.inference_mode = inference_mode
         self.use_distributed_sampler = use_distributed_sampler
         self.detect_anomaly = detect_anomaly
-        self.default_root_dir = Path(default_root_dir or Path.cwd())
+        self.default_root_dir = Path(local_path(default_root_dir or Path.cwd(), "default_root_dir"))
         self.batch = batch
         self.seed = seed
         self.nonfinite = nonfinite

@@ -153,6 +153,11 @@ class Variant:
     chosen: Callable[[Any], bool]
 
 
+def _no_conflicts(plan: Plan) -> list[Conflict]:
+    """A named function, not a lambda: a Trainer, which has its declaration, can be pickled."""
+    return []
+
+
 @dataclass(frozen=True)
 class Declaration:
     """A strategy as the registry knows it.
@@ -175,7 +180,7 @@ class Declaration:
     implementation: str
     options: type = NoOptions
     support: Support = field(default_factory=Support)
-    check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    check: Callable[[Plan], list[Conflict]] = _no_conflicts
     preset_of: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
 

@@ -26,6 +26,14 @@ class UnknownArgumentError(ConfigurationError, TypeError):
     """The Trainer was given an argument by a name that it does not have."""
 
 
+class MissingPackageError(ConfigurationError, ModuleNotFoundError):
+    """What was asked for needs a package that is not installed."""
+
+
+class HyperparameterError(ConfigurationError, RuntimeError):
+    """Module and data module have a hyper-parameter of one name with different values."""
+
+
 class RemovedHookError(ConfigurationError, NotImplementedError):
     """A hook is defined that older trainers called and nothing calls any more."""
 

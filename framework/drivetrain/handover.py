@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 def in_workers(trainer: Trainer, request: Request) -> Any:
     """Run ``request`` in ``trainer.num_devices`` new workers of this node and take over what they did."""
+    trainer.lightning_module, trainer.datamodule = request.module, request.datamodule  # also where a worker fails
     for logger in trainer.loggers:
         _ = logger.log_dir  # a version is chosen once, here, not by every worker
     with temporary_folder("results") as folder:

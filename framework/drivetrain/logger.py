@@ -95,9 +95,18 @@ class SilentExperiment:
 class SilentLogger(Logger):
     """Takes the place of a run's loggers where nothing is to be written: every method is there and does nothing."""
 
+    name = ""
+    version = ""
+
     @property
     def experiment(self) -> SilentExperiment:
         return SilentExperiment()
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None: ...
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getitem__(self, index: int) -> SilentLogger:
+        return self
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("__"):

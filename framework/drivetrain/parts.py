@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,13 @@ def callbacks_of(
     saves = any(callback.saves_checkpoints for callback in found)
     if checkpointing is False and saves and not trainer.fast_dev_run:
         raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")
+    bars = [type(callback).__name__ for callback in found if callback.shows_progress]
+    if len(bars) > 1:
+        raise ConfigurationError(f"callbacks have {len(bars)} progress bars ({', '.join(bars)}): keep one.")
+    if bars and not (trainer.enable_progress_bar or trainer.fast_dev_run):
+        raise ConfigurationError(f"enable_progress_bar=False goes against the {bars[0]} in callbacks: drop one.")
     wanted: list[tuple[bool, str, dict[str, Any]]] = [
-        (trainer.enable_progress_bar and not any(hasattr(c, "print") for c in found), "progress_bar", {}),
+        (trainer.enable_progress_bar and not bars, "progress_bar", {}),
         (summary is not False, "model_summary", {}),
         (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
         (checkpointing is not False and not saves, trainer.meanings.model_checkpoint, {}),
@@ -68,6 +74,10 @@ def callbacks_of(
             kind = registry.load("callbacks", name)
             if not any(isinstance(callback, kind) for callback in found):
                 found.append(kind(**options))
+            elif options:
+                warnings.warn(
+                    f"max_time={trainer.max_time!r} is not used: callbacks have a Timer already.", stacklevel=2
+                )
     return found
 
 
@@ -88,7 +98,7 @@ def profiler_of(given: Any) -> Any:
     """The profiler of that registered name, or the object itself; for None one that measures nothing."""
     if given is None:
         return PassThroughProfiler()
-    found = registry.load("profilers", given)() if isinstance(given, str) else given
+    found = registry.load("profilers", given.lower())() if isinstance(given, str) else given
     if not isinstance(found, Profiler):
         raise ConfigurationError(
             f"profiler={given!r} is no Profiler: give 'simple', 'advanced', 'pytorch' or an object of a class derived"

@@ -20,14 +20,16 @@ class Precision:
 
     Attributes:
         name: the registered name, for example ``"bf16-mixed"``.
+        precision: the same, by Lightning's word for it.
         loss_scale: static loss scale, or ``None`` for the default of the format.
     """
 
     name: str = "32-true"  # also of a subclass that leaves out super().__init__, as one of Lightning's may
+    precision: str = "32-true"
     loss_scale: float | str | None = None
 
     def __init__(self, name: str = "32-true", loss_scale: float | str | None = None) -> None:
-        self.name = name
+        self.name = self.precision = name
         self.loss_scale = loss_scale
 
     def connect(self, device: torch.device) -> None:

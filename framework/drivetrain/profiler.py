@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from drivetrain.local_path import local_path
+
 
 class Profiler(ABC):
     """Derive from it, define ``start`` and ``stop``; ``summary`` gives the report. Names and meanings are Lightning's.
@@ -30,7 +32,7 @@ class Profiler(ABC):
     measures = True
 
     def __init__(self, dirpath: str | Path | None = None, filename: str | None = None) -> None:
-        self.dirpath = dirpath
+        self.dirpath = None if dirpath is None else type(dirpath)(local_path(dirpath, "dirpath"))
         self.filename = filename
         self._stage: str | None = None
         self._local_rank: int | None = None

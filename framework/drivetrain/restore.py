@@ -79,7 +79,7 @@ def data_from_checkpoint(
 def _content(source: Source, map_location: Any, weights_only: bool | None) -> tuple[dict[str, Any], bool]:
     """What the checkpoint holds, and whether it is a directory."""
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
+        path = Path(source).expanduser()
         if path.is_dir() or (path.is_file() and not single.is_file(path)):
             return store.load(path).shared, True
     location = map_location

@@ -88,7 +88,7 @@ def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
         warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
         return None
     if spec not in ("last", "auto") and snapshot.reads_itself(trainer):
-        path = Path(best if spec == "best" and best else spec)
+        path = Path(best if spec == "best" and best else spec).expanduser()
         if not path.exists():
             raise MissingCheckpointError(f"there is no checkpoint {path}; name one that exists")
         return path

@@ -251,6 +251,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         config.scheduler.load_state_dict(saved)
     loop_state.restore(fit, shared["loops"])
     restore_parts(trainer, shared)
+    _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:
@@ -262,6 +263,17 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
+            stacklevel=2,
+        )
+
+
+def _tell_of_absent_callbacks(trainer: Trainer, saved: Mapping[Any, Any]) -> None:
+    """A callback that is missing, or was made with another monitor, would begin anew without a word."""
+    absent = sorted(str(key) for key in saved.keys() - {callback.state_key for callback in trainer.callbacks})
+    if absent and trainer.is_global_zero:
+        warnings.warn(
+            f"the checkpoint has states of callbacks that this Trainer does not have: {'; '.join(absent)}: they are"
+            " left out, give it the same callbacks to go on with them.",
             stacklevel=2,
         )
 

@@ -21,6 +21,7 @@ from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
 from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
 from drivetrain.launch import Job
+from drivetrain.local_path import local_path
 from drivetrain.metrics import Metrics
 from drivetrain.module import TrainModule
 from drivetrain.request import Request, check
@@ -115,7 +116,7 @@ class Trainer(TrainerState):
             raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
         clock = perf_counter()
         with phase.during(phase.CHECKPOINT):
-            snapshot.write(self, filepath, bool(weights_only))
+            snapshot.write(self, local_path(filepath, "filepath"), bool(weights_only))
             if self.status != "running":  # no stage's end will wait for it
                 self.checkpoint_io.teardown()
         self.timing.add("checkpoint", clock)
@@ -126,7 +127,7 @@ class Trainer(TrainerState):
         Raises:
             CheckpointError: the strategy leaves no rank the whole state, or the disk refuses.
         """
-        snapshot.write_alone(self, filepath)
+        snapshot.write_alone(self, local_path(filepath, "filepath"))
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first worker only, above the progress bar."""

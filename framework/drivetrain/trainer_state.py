@@ -215,7 +215,7 @@ class TrainerState(Configuration):
 
     @property
     def progress_bar_callback(self) -> Any:
-        return next((c for c in self.callbacks if hasattr(c, "print")), None)
+        return next((c for c in self.callbacks if c.shows_progress), None)
 
     @property
     def validating(self) -> bool:

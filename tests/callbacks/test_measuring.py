@@ -89,6 +89,20 @@ def test_stages_and_resume(make_trainer: Callable[..., Any], clock: Clock) -> No
     assert Timer().time_remaining() is None
 
 
+def test_the_check_before_training_is_a_validation_too(make_trainer: Callable[..., Any], clock: Clock) -> None:
+    timer = Timer()
+    trainer = make_trainer(timer)
+    trainer.call("on_validation_start")
+    clock.now += 3
+    trainer.sanity_checking = True
+    trainer.call("on_sanity_check_start")
+    trainer.call("on_validation_start")
+    clock.now += 2
+    trainer.call("on_validation_end")
+    trainer.call("on_sanity_check_end")
+    assert (timer.time_elapsed("validate"), timer.time_elapsed("sanity_check")) == (2, 2)
+
+
 # -- LearningRateMonitor ------------------------------------------------------------------------------------------
 def parameters(count: int = 1) -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(1)) for _ in range(count)]
@@ -123,6 +137,38 @@ def test_names(make_trainer: Callable[..., Any]) -> None:
     assert logged["lr-SGD/head-momentum"] == 0.6
     assert logged["lr-Adam-1-weight_decay"] == 0.5
     assert trainer.callback_metrics["lr-Adam-1"] == torch.tensor(0.3, dtype=torch.float64)
+
+
+def test_groups_that_would_share_a_name(make_trainer: Callable[..., Any]) -> None:
+    a, b = parameters(2)
+    for names in ({"name": "x"}, {"name": "x"}), ({"name": "pg2"}, {}):
+        groups = [{"params": [p], **name} for p, name in zip((a, b), names, strict=True)]
+        trainer = make_trainer(LearningRateMonitor(), optimizers=[torch.optim.SGD(groups, lr=0.1)])
+        with pytest.raises(ConfigurationError, match=r"several parameter groups are called lr-SGD/\w+: give each"):
+            trainer.fit(1)
+
+
+def test_a_group_that_joins_names_the_first_one_anew(make_trainer: Callable[..., Any]) -> None:
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    monitor = LearningRateMonitor("epoch")
+    trainer = make_trainer(monitor, optimizers=[optimizer])
+    trainer.fit(1)
+    assert monitor.lrs == {"lr-SGD": [0.1]}
+    optimizer.add_param_group({"params": parameters(), "lr": 0.2})
+    trainer.call("on_train_epoch_start")
+    assert monitor.lrs == {"lr-SGD/pg1": [0.1, 0.1], "lr-SGD/pg2": [0.2]}
+
+
+def test_momentum_of_an_optimizer_without_any(
+    make_trainer: Callable[..., Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    for optimizer in torch.optim.RMSprop(parameters()), torch.optim.Adam(parameters()):
+        make_trainer(LearningRateMonitor(log_momentum=True), optimizers=[optimizer]).fit(1)
+    make_trainer(LearningRateMonitor(), optimizers=[torch.optim.Adagrad(parameters())]).fit(1)
+    assert not recwarn.list
+    trainer = make_trainer(LearningRateMonitor(log_momentum=True), optimizers=[torch.optim.Adagrad(parameters())])
+    with pytest.warns(RuntimeWarning, match="lr-Adagrad has no momentum, 0 is logged for it"):
+        trainer.fit(1)
 
 
 def test_intervals(make_trainer: Callable[..., Any]) -> None:

@@ -97,6 +97,11 @@ def limits_before_a_fit(L: Any, folder: Path) -> Any:
 
 
 @question
+def names_of_precisions(L: Any, folder: Path) -> Any:
+    return [L.Trainer(**QUIET, logger=False, precision=p).precision_plugin.precision for p in (32, "bf16", "64-true")]
+
+
+@question
 def limits_after_a_fit(L: Any, folder: Path) -> Any:
     answers = []
     for options in ({"max_steps": 3}, {"min_steps": 3, "max_epochs": 1}, {"fast_dev_run": True}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as theirs
@@ -106,3 +107,114 @@ def test_a_precision_without_the_base_class_constructor_trains_alike() -> None:
 
     there, here = weights(theirs), weights(ours)
     assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
+
+
+@pytest.mark.parametrize("given", [3, object(), "tensorboard"])
+def test_what_is_no_logger_is_told(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"logger: {type(given).__name__} is no Logger, derive it from one"):
+        ours.Trainer(logger=given)
+
+
+def test_the_device_of_a_strategy_is_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    single = ours.strategies.SingleDeviceStrategy
+    assert ours.Trainer(**QUIET, strategy=single()).strategy.root_device == torch.device("cpu")
+    with pytest.raises(ConfigurationError, match="accelerator='gpu' goes against the device of the strategy, a cpu"):
+        ours.Trainer(**{**QUIET, "accelerator": "gpu"}, strategy=single("cpu"))
+    with pytest.raises(ConfigurationError, match=r"SingleDeviceStrategy\(device='mps'\): use 'cpu' or 'cuda:0'"):
+        single("mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    for given in "auto", "gpu", "cuda":
+        asked = single("cuda:2")
+        assert asked.settings["devices"] == [2]
+        trainer = ours.Trainer(**{**QUIET, "accelerator": given, "devices": 4}, strategy=asked)
+        assert (trainer.accelerator_name, trainer.num_devices) == ("cuda", 1)
+
+
+class Counts(theirs.Callback):
+    """As a package makes one for Lightning's users."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps = state_dict["steps"]
+
+
+class Idle(theirs.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None: ...
+
+
+class Rows(theirs.loggers.Logger):
+    name, version = "rows", "here"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[Any] = []
+
+    @theirs.utilities.rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.rows.append((step, metrics))
+
+    def log_hyperparams(self, *args: Any, **options: Any) -> None: ...
+
+
+def test_callbacks_and_loggers_that_a_package_derived_from_lightnings(tmp_path: Path) -> None:
+    class Module(ours.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.brought = net(), Counts()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def configure_callbacks(self) -> Any:
+            return self.brought
+
+    class Named(Counts):
+        pass
+
+    module, given, rows = Module(), Named(), Rows()
+    options = {**QUIET, "log_every_n_steps": 1, "logger": rows, "enable_checkpointing": False}
+    trainer = ours.Trainer(**{**options, "max_epochs": 1}, callbacks=[Idle(), given, Idle()])
+    trainer.fit(module, loader())
+    steps = trainer.global_step
+    assert (given.steps, module.brought.steps) == (steps, steps)
+    assert [step for step, _ in rows.rows] == list(range(steps))
+    assert type(given).__name__ == "Named" and isinstance(given, (theirs.Callback, ours.Callback))
+    hooks = trainer.hooks
+    assert not any(
+        isinstance(getattr(hook, "__self__", None), Idle) for found in hooks._functions.values() for hook in found
+    ), "what they do not define is not called at each step"
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert type(Named()) is not type(given) and type(Module().brought) is Counts, "a class itself stays as it is"
+    alike = ours.Trainer(**options, callbacks=[Idle(), Idle()])
+    assert type(alike.callbacks[0]) is type(alike.callbacks[1]), "by type they replace each other"
+    again = Named()
+    ours.Trainer(**{**options, "max_epochs": 2}, callbacks=[again]).fit(
+        Module(), loader(), ckpt_path=tmp_path / "x.ckpt"
+    )
+    assert again.steps == 2 * steps
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"callbacks": theirs.callbacks.EarlyStopping("x")}, "EarlyStopping is of lightning.pytorch.callbacks.early_s"),
+        ({"logger": [theirs.loggers.CSVLogger("x")]}, r"CSVLogger is of .*: take CSVLogger from drivetrain.lightning"),
+    ],
+)
+def test_lightnings_own_ones_are_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ours.Trainer(**given)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as theirs
 import pytest
 import torch
 from rich.console import Console
@@ -85,11 +89,20 @@ def test_pruning_refuses() -> None:
         pruning.sanitize_parameters_to_prune(nn.Linear(1, 1), [(nn.Linear(1, 1), "weight")])
 
 
-@pytest.mark.parametrize("options", [{}, {"atol": 0.5, "rtol": None, "window": 3}, {"mode": "max", "rtol": 0.5}])
-def test_spikes(tmp_path: Path, options: dict[str, Any]) -> None:
-    losses = (
-        [1.0, 1.1, 0.9, 1.2, 1.0, 6.0, 1.0] if options.get("mode") != "max" else [4.0, 4.1, 4.2, 0.5, 4.0, 4.0, 4.0]
-    )
+LEAP, DROP = [1.0, 1.1, 0.9, 1.2, 1.0, 6.0, 1.0], [4.0, 4.1, 4.2, 0.5, 4.0, 4.0, 4.0]
+INFINITE = [1.0, 1.1, math.nan, -math.inf, 1.0, math.inf, 1.0]  # for finite_only=False the last one only is worse
+
+
+@pytest.mark.parametrize(
+    ("options", "losses"),
+    [
+        ({}, LEAP),
+        ({"atol": 0.5, "rtol": None, "window": 3}, LEAP),
+        ({"mode": "max", "rtol": 0.5}, DROP),
+        ({"finite_only": True}, [1.0, 1.1, math.nan, 1.0, 1.0, 1.0, 1.0]),
+    ],
+)
+def test_spikes(tmp_path: Path, options: dict[str, Any], losses: list[float]) -> None:
 
     def run(L: Any) -> dict[str, Any]:
         def step(self: Any, batch: Any, batch_idx: int) -> Any:
@@ -107,14 +120,29 @@ def test_spikes(tmp_path: Path, options: dict[str, Any]) -> None:
     assert issubclass(TrainingSpikeException, RuntimeError) or TrainingSpikeException(3, "x").batch_idx == 3
 
 
+def test_infinity_is_a_spike_where_it_is_worse(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(default_root_dir=tmp_path, global_rank=0)
+    module: Any = None
+    spikes = ours.callbacks.SpikeDetection(finite_only=False)
+    found = []
+    for index, loss in enumerate(INFINITE):
+        try:
+            spikes.on_train_batch_end(run, module, torch.tensor(loss), None, index)
+        except TrainingSpikeException:
+            found.append(index)
+    assert found == [5]
+
+
 def test_a_spike_on_one_worker_ends_the_job(tmp_path: Path) -> None:
     def step(self: Any, batch: Any, batch_idx: int) -> Any:
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         return loss - loss.detach() + (50.0 if self.global_rank == 1 and batch_idx == 2 else 1.0)
 
     run = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[ours.callbacks.SpikeDetection()])
+    module = classifier(ours, training_step=step)
     with pytest.raises(Exception, match="the loss leapt in batch 2"):
-        run.fit(classifier(ours, training_step=step), loader(40))
+        run.fit(module, loader(40))
+    assert run.lightning_module is module, "as where one process fails"
     assert json.loads((tmp_path / "skip_batches.json").read_text()) == [1, 2]
 
 
@@ -229,3 +257,69 @@ def test_progress_bars_of_two_looks(tmp_path: Path) -> None:
     assert plain.is_disabled
     with pytest.raises(TypeError, match="has no trainer yet"):
         _ = ours.callbacks.ProgressBar().trainer
+
+
+def test_numbers_beside_a_bar_have_the_length_that_they_have_there() -> None:
+    numbers = [1.0, 0.1, 1e-5, 12345.0, 1234567.0, -0.5, 0.0, 7, "1.0", "10", "", "x", "1e5", "0.12345", 1e20]
+    theirs_, ours_ = (
+        import_module(f"{library.__name__}.callbacks.progress.tqdm_progress").Tqdm for library in (theirs, ours)
+    )
+    assert [ours_.format_num(n) for n in numbers] == [theirs_.format_num(n) for n in numbers]
+    assert ours_.format_num(torch.tensor(0.25)) == "0.250"
+
+
+@pytest.mark.parametrize("environment", [{}, {"COLAB_GPU": "1"}, {"TQDM_MINITERS": "3"}])
+def test_how_often_a_bar_is_drawn(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    rates = [[L.callbacks.TQDMProgressBar(rate).refresh_rate for rate in (0, 1, 2, 19)] for L in (theirs, ours)]
+    assert rates[0] == rates[1]
+
+
+def test_one_progress_bar(tmp_path: Path) -> None:
+    class Bar(ours.callbacks.ProgressBar):
+        pass
+
+    class Speaks(ours.Callback):
+        def print(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"callbacks have 2 progress bars \(TQDMProgressBar, Bar\): keep one"):
+        trainer(ours, tmp_path, callbacks=[ours.callbacks.TQDMProgressBar(), Bar()], enable_progress_bar=True)
+    with pytest.raises(ConfigurationError, match="enable_progress_bar=False goes against the Bar in callbacks"):
+        trainer(ours, tmp_path, callbacks=Bar())
+    run = trainer(ours, tmp_path, callbacks=[Speaks()], enable_progress_bar=True)
+    assert isinstance(run.progress_bar_callback, ours.callbacks.RichProgressBar), "Speaks is none"
+
+
+def test_the_logger_of_a_run_that_is_tried_out(tmp_path: Path) -> None:
+    for L in theirs, ours:
+        dummy = trainer(L, tmp_path, fast_dev_run=True, logger=True).logger
+        assert isinstance(dummy, import_module(f"{L.__name__}.loggers.logger").DummyLogger)
+        assert (dummy.name, dummy.version, dummy[0].experiment[1].add_image("x")) == ("", "", None)
+
+
+def test_throughput_of_evaluations_is_counted_on(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Rows(L.loggers.Logger):  # type: ignore[misc, name-defined]
+            name, version = "rows", 0
+
+            def __init__(self) -> None:
+                self.rows: list[Any] = []
+
+            def log_hyperparams(self, *args: Any, **options: Any) -> None: ...
+
+            def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+                counts = {name: value for name, value in metrics.items() if name.endswith(("/batches", "/samples"))}
+                self.rows += [(step, counts)] if counts else []
+
+        rows, monitor = Rows(), L.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=3)
+        fit = trainer(L, tmp_path, logger=rows, callbacks=[monitor], log_every_n_steps=2, max_epochs=2)
+        module = classifier(L)
+        fit.fit(module, loader(12), loader(20))
+        for _ in range(2):
+            fit.validate(module, loader(20), verbose=False)
+            fit.predict(module, loader(12))
+        return {"rows": rows.rows}
+
+    steps = [step for step, counts in compare(run)["rows"] if "predict/batches" in counts]
+    assert steps == [2, 5], "the second evaluation's come after the first one's"

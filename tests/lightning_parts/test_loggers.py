@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from drivetrain.logger import SilentExperiment
+from drivetrain_plugins.loggers.saved_checkpoints import description
 from tests.distributed import run_job
 from tests.lightning_parts.both import classifier, compare, loader, trainer
 from tests.lightning_parts.doubles import put_mlflow, put_wandb
@@ -153,7 +154,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert client.calls == [] and logger.save_dir == str(tmp_path), "nothing happens before the first use"
     logger.log_hyperparams({f"k{i}": i for i in range(150)} | {"deep": {"x": "y" * 300}})
-    with pytest.warns(UserWarning, match="is written as p-ab"):
+    with pytest.warns(RuntimeWarning, match="is written as p-ab"):
         logger.log_metrics({"a!b": torch.tensor(2.0), "c": 1}, step=4)
     logger.after_save_checkpoint(Saved(tmp_path / "best.ckpt"))
     assert not client.named("log_artifact")
@@ -209,10 +210,23 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun[1]["mode"] == "offline" and begun[1]["project"] == "lightning_logs"
 
 
+def test_a_score_that_is_a_whole_number_stays_one(tmp_path: Path) -> None:
+    for score in torch.tensor(3), torch.tensor(0.5), None:
+        told = description(Saved(tmp_path / "x.ckpt"), "x.ckpt", score)["score"]
+        assert (told, type(told)) == {3: (3, int), 0.5: (0.5, float), None: (None, type(None))}[told]
+
+
 @pytest.mark.parametrize("name", ["MLFlowLogger", "WandbLogger"])
-def test_a_missing_package_is_named_at_the_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_before_workers_would_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = {"MLFlowLogger": "mlflow", "WandbLogger": "wandb"}[name]
     monkeypatch.setitem(__import__("sys").modules, package, None)
-    logger = getattr(ours.loggers, name)()
-    with pytest.raises(ConfigurationError, match=f"{name} needs the package {package}: pip install {package}"):
-        logger.log_metrics({"a": 1.0}, step=1)
+    with pytest.raises(ConfigurationError, match=f"{name} needs the package {package}: pip install {package}") as told:
+        getattr(ours.loggers, name)()
+    assert isinstance(told.value, ModuleNotFoundError), "what projects catch to take another logger"
+
+
+def test_a_dummy_takes_every_call() -> None:
+    dummy = ours.loggers.logger.DummyLogger()
+    assert dummy.log_hyperparams("a", 2, three="three") is None
+    assert dummy.log_metrics("a", 2, three="three") is None
+    assert dummy.anything("a", b=2) is None

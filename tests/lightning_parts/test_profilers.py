@@ -8,6 +8,7 @@ import pstats
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as theirs
 import pytest
 import torch
 
@@ -155,12 +156,32 @@ def _pytorch(tmp_path: Path) -> None:
     steps = {e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"].startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}, "the schedule's two active steps"
     assert trace.name.startswith("fit-ops-[Strategy]Single.training_step."), "Lightning names a step's action too"
+    assert profiler.function_events is not None
+    linears = sum(event.name == "aten::linear" for event in profiler.function_events)
+    assert linears > 0
+    assert "aten::linear" in profiler.summary(), "after the stage, too"
+    ready: list[Any] = []
+    called = ours.profilers.PyTorchProfiler(tmp_path / "c", "c", schedule=schedule, on_trace_ready=ready.append)
+    trainer(ours, tmp_path, profiler=called, max_epochs=1).fit(classifier(ours), loader())
+    assert [type(each) for each in ready] == [torch.profiler.profile]
+    assert not list((tmp_path / "c").glob("*.json")), "its own writes"
     few = ours.profilers.PyTorchProfiler(tmp_path / "few", "few")
     trainer(ours, tmp_path, profiler=few).predict(classifier(ours), loader(8))
     assert list((tmp_path / "few").glob("predict-few*.json"))
-    for wrong in ({"sort_by_key": "cpu_tim"}, {"schedule": 3}, {"table_kwargs": {"row_limit": 1}}):
+    for wrong in (
+        {"sort_by_key": "cpu_tim"},
+        {"schedule": 3},
+        {"table_kwargs": {"row_limit": 1}},
+        {"table_kwargs": {"x": 1}},
+    ):
         with pytest.raises(ConfigurationError, match="PyTorchProfiler"):
             ours.profilers.PyTorchProfiler(**wrong)
+
+
+def test_by_a_name_in_any_letters(tmp_path: Path) -> None:
+    for name in "Simple", "ADVANCED":
+        found = [type(trainer(library, tmp_path, profiler=name).profiler).__name__ for library in (theirs, ours)]
+        assert found[0] == found[1]
 
 
 def test_each_worker_writes_its_own_report(tmp_path: Path) -> None:

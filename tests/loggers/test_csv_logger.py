@@ -49,6 +49,13 @@ def test_rows_wait_until_the_step_has_moved_on(tmp_path: Path) -> None:
     assert [row["a"] for row in read(logger.metrics_file_path)] == ["1.0", "2.0", "3.0"]
 
 
+def test_rows_of_one_step_wait_no_longer_than_asked(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    for number in range(3):
+        logger.log_metrics({"a": number})  # without a step, which then counts from the last write
+        assert [row["a"] for row in read(logger.metrics_file_path)] == [str(n) for n in range(number + 1)]
+
+
 def test_resumed_file_is_continued_and_a_cut_row_dropped(tmp_path: Path) -> None:
     first = CSVLogger(tmp_path, version=7, prefix="p")
     first.log_metrics({"a": 1.0}, step=1)
@@ -73,6 +80,14 @@ def test_version_is_the_next_free_number(tmp_path: Path) -> None:
     assert CSVLogger(tmp_path, None, version="best").log_dir == str(tmp_path / "best")
 
 
+def test_properties_that_a_project_overrides_name_the_folder(tmp_path: Path) -> None:
+    class Dated(CSVLogger):
+        name = property(lambda self: "dated")  # type: ignore[assignment]
+        version = property(lambda self: "today")  # type: ignore[assignment]
+
+    assert Dated(tmp_path).log_dir == str(tmp_path / "dated" / "today")
+
+
 @dataclass
 class Options:
     width: int = 8
@@ -92,8 +107,7 @@ PARAMS = {
 
 def test_hyperparameters(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, version="v")
-    logger.log_hyperparams(PARAMS)
-    logger.save()
+    logger.log_hyperparams(PARAMS)  # written at once
     written = yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text())
     assert written == plain(PARAMS)
     assert written["model"] == {"depth": 2, "act": None}

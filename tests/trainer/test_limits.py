@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
+from drivetrain_plugins.callbacks.timer import Timer
 from tests.patience import SOON
 from tests.runs import QUIET, Classifier, dataset, loader, train
 
@@ -218,6 +219,13 @@ def test_max_time(devices: int) -> None:
     assert 0 < outcome.steps < 40
     assert outcome.trainer.should_stop and outcome.trainer.status == "stopped"
     assert "val/loss" in outcome.metrics  # what training ends with is validated
+
+
+def test_max_time_beside_a_timer_is_told() -> None:
+    timer = Timer("00:00:00:09")
+    with pytest.warns(UserWarning, match="max_time='00:00:00:03' is not used: callbacks have a Timer already"):
+        trainer = Trainer(**QUIET, max_time="00:00:00:03", callbacks=[timer])
+    assert trainer.callbacks == [timer]
 
 
 def test_no_epochs_and_no_steps() -> None:

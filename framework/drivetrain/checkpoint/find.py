@@ -46,7 +46,7 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
             )
         return _checked(_existing(Path(best), folder))
     if spec not in ("auto", "last"):
-        given = Path(spec)
+        given = Path(spec).expanduser()
         if (given / "checkpoints").is_dir():
             spec, folder = "last", given / "checkpoints"
         elif given.is_dir() and (single.files(given) or ordered(given)):

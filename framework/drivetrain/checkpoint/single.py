@@ -27,6 +27,7 @@ import torch
 from drivetrain.checkpoint.manifest import ADVICE, flush_directory
 from drivetrain.checkpoint.trust import trusted
 from drivetrain.errors import CheckpointError, MissingCheckpointError
+from drivetrain.local_path import is_address
 
 EXTENSION = ".ckpt"
 _ZIP, _PICKLE = b"PK", b"\x80"
@@ -163,9 +164,11 @@ def read(
         CheckpointError: there is no such file, it is damaged, it holds no dictionary, or it needs more trust; the
             message then names the class.
     """
+    if isinstance(source, (str, Path)):
+        source = os.path.expanduser(source)
     name = str(getattr(source, "name", None) or "the stream") if hasattr(source, "read") else str(source)
     if isinstance(source, (str, Path)):
-        if re.match(r"\w+://", str(source)):
+        if is_address(source):
             raise CheckpointError(f"{source} is an address, not a file: download it and name the file")
         if not Path(source).is_file():
             raise MissingCheckpointError(f"there is no checkpoint {source}; name a file that exists")

@@ -94,6 +94,13 @@ class Statistics:
     def __post_init__(self) -> None:
         self.children: WeakSet[Statistics] = WeakSet()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the children, which are of communicators that do not travel."""
+        return {name: value for name, value in self.__dict__.items() if name != "children"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, children=WeakSet())
+
     # -- counting -----------------------------------------------------------------------------------------------
     def start(self, tensor: torch.Tensor | None = None) -> Any:
         """What :meth:`finish` takes: a clock reading, or an event on the current stream of ``tensor``'s device."""

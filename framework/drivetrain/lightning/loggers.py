@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.plugin_names import finder
 from drivetrain.logger import Logger as Logger
-from drivetrain.logger import first_worker_experiment
+from drivetrain.logger import SilentExperiment, SilentLogger, first_worker_experiment
 
 LOCAL_FILE_URI_PREFIX = "file:"  # of the addresses that MLFlowLogger takes
 rank_zero_experiment = first_worker_experiment  # what own loggers decorate ``experiment`` with
@@ -34,40 +34,7 @@ def merge_dicts(
     return merged
 
 
-class DummyExperiment:
-    """Does nothing, whatever is asked of it."""
-
-    def nop(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __getattr__(self, name: str) -> Any:
-        return self.nop
-
-    def __getitem__(self, index: int) -> DummyExperiment:
-        return self
-
-    def __setitem__(self, *args: Any, **kwargs: Any) -> None: ...
-
-
-class DummyLogger(Logger):
-    """Writes nothing; its experiment answers every call."""
-
-    name = ""
-    version = ""
-
-    def __init__(self) -> None:
-        self._experiment = DummyExperiment()
-
-    @property
-    def experiment(self) -> DummyExperiment:
-        return self._experiment
-
-    def __getitem__(self, index: int) -> DummyLogger:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return DummyExperiment().nop
-
-
+DummyLogger, DummyExperiment = SilentLogger, SilentExperiment  # what projects ask a run with fast_dev_run for
 NAMES = {
     "CSVLogger": "lightning_csv",
     "MLFlowLogger": "mlflow",

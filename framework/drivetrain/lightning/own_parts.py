@@ -1,8 +1,12 @@
-"""A project's own strategies, accelerators and precisions: what they override and nothing here calls is refused, for a
-method that is silently passed over would train something else."""
+"""Parts that a project, or a package that it uses, derived from Lightning's classes.
+
+Strategies, accelerators and precisions: what they override and nothing here calls is refused, for a method that is
+silently passed over would train something else. Callbacks and loggers: their bases have the same methods here.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -49,6 +53,48 @@ def refuse_what_is_not_called(strategy: Any, accelerator: Any, plugins: Any) -> 
             raise ConfigurationError(
                 f"{type(part).__name__} overrides {', '.join(names)}, which nothing calls here: {instead}."
             )
+
+
+def as_ours(part: Any, contract: type) -> Any:
+    """``part``, made an instance of ``contract`` as well where it derives from Lightning's class of that name.
+
+    It stays the object that it is. What its class takes from Lightning's comes from ``contract`` afterwards, so that a
+    hook that nobody defined costs nothing.
+
+    Raises:
+        ConfigurationError: it is one of Lightning's own, or derived from one, which reads what is inside of Lightning.
+    """
+    kind: Any = type(part)
+    theirs = [each for each in kind.__mro__ if _is_lightnings(each)]
+    if isinstance(part, contract) or contract.__name__ not in {each.__name__ for each in theirs}:
+        return part
+    whole = next((each for each in theirs if each.__name__ != contract.__name__), None)
+    if whole is not None:
+        raise ConfigurationError(
+            f"{kind.__name__} is of {whole.__module__}: take {whole.__name__} from drivetrain.lightning, if it has it."
+        )
+    part.__class__ = _of_both(kind, contract)
+    return part
+
+
+@functools.cache  # callbacks of one type replace each other
+def _of_both(kind: type, contract: type) -> type:
+    members: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    for name, member in vars(contract).items():
+        owner = next((each for each in kind.__mro__ if name in vars(each)), object)
+        if _is_lightnings(owner):
+            members[name] = member
+    make: Any = type(kind)
+    both: type = make(kind.__name__, (kind, contract), members)
+    return both
+
+
+def _is_lightnings(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 def _overridden(kind: type, among: Collection[str] | None) -> Iterable[str]:

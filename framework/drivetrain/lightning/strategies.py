@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
+
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
 from drivetrain.strategy import Strategy as Strategy
@@ -95,6 +97,10 @@ class SingleDeviceStrategy(Asked):
 
     def __init__(self, device: Any = "cpu", **options: Any) -> None:
         super().__init__(**options)
+        where = torch.device(device)
+        if where.type not in ("cpu", "cuda"):
+            raise ConfigurationError(f"SingleDeviceStrategy(device={device!r}): use 'cpu' or 'cuda:0' and its like.")
+        self.settings |= {"accelerator": where.type, "devices": [where.index or 0] if where.type == "cuda" else 1}
 
 
 class ParallelStrategy(Asked):

@@ -7,7 +7,7 @@ import functools
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
-from drivetrain.lightning.own_parts import refuse_what_is_not_called
+from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
 from drivetrain.lightning.plugins import meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, meaning_of
@@ -128,6 +128,14 @@ class Trainer(drivetrain.trainer.Trainer):
             )
         refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
+        if isinstance(accelerator, Accelerator):
+            accelerator = given["accelerator"] = accelerator.name
+        wanted = settings.get("accelerator", accelerator)
+        if accelerator not in ("auto", wanted) and (accelerator, wanted) != ("gpu", "cuda"):
+            raise ConfigurationError(
+                f"accelerator={accelerator!r} goes against the device of the strategy, a {wanted}: say it in one place."
+            )
+        accelerator = wanted
         writer = settings.pop("checkpoint_io", None)
         if "accelerator" in settings:
             if accelerator != "auto":
@@ -139,10 +147,13 @@ class Trainer(drivetrain.trainer.Trainer):
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)
             given["precision"] = "bf16-mixed"
-        if isinstance(accelerator, Accelerator):
-            given["accelerator"] = accelerator.name
-        if logger is not None and not isinstance(logger, (bool, Logger)):
-            given["logger"] = list(logger)
+        logger = as_ours(logger, Logger)
+        if isinstance(logger, Iterable) and not isinstance(logger, Logger):
+            logger = [as_ours(each, Logger) for each in logger]
+        given["logger"] = logger
+        if callbacks is not None:
+            several = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+            given["callbacks"] = [as_ours(callback, Callback) for callback in several]
         unlogged = barebones or log_every_n_steps == 0
         if unlogged:
             given["log_every_n_steps"] = None
@@ -166,6 +177,9 @@ class Trainer(drivetrain.trainer.Trainer):
         if request.stage == "fit":
             self._settle_limits()
         return super()._run(request)
+
+    def use_callbacks(self, more: list[Callback]) -> None:
+        super().use_callbacks([as_ours(callback, Callback) for callback in more])
 
     def _settle_limits(self) -> None:
         """What is meant where limits of a fit were not given: 1000 epochs, unless steps or time limit it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from drivetrain.errors import ConfigurationError
+from drivetrain.local_path import local_path
 from drivetrain_plugins.callbacks.checkpoint import Checkpoint
 from drivetrain_plugins.callbacks.monitor import check_mode
 from drivetrain_plugins.callbacks.on_exception import save_on_exception
@@ -57,7 +58,7 @@ class CheckpointOptions(Checkpoint):
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
     ) -> None:
-        self.dirpath: str | None = os.path.realpath(os.path.expanduser(dirpath)) if dirpath else None
+        self.dirpath: str | None = os.path.realpath(local_path(dirpath, "dirpath")) if dirpath else None
         self.filename = filename
         self.monitor = monitor
         self.verbose = verbose

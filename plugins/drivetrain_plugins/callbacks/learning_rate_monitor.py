@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ class LearningRateMonitor(Callback):
         log_weight_decay: log weight decay too.
 
     Raises:
-        ConfigurationError: another interval.
+        ConfigurationError: another interval; groups of one optimizer that have the same name.
     """
 
     def __init__(
@@ -50,13 +51,17 @@ class LearningRateMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._logged_step = -1
-        self.lrs = {
-            key: []
-            for name, optimizer, _ in named_optimizers(trainer)
-            for key in (_group_name(name, optimizer, index) for index in range(len(optimizer.param_groups)))
-        }
+        found = named_optimizers(trainer)
+        self.lrs = {key: [] for name, optimizer, _ in found for key in _group_names(name, optimizer)}
         self.last_momentum_values = {f"{key}-momentum": None for key in self.lrs}
         self.last_weight_decay_values = {f"{key}-weight_decay": None for key in self.lrs}
+        without = [name for name, optimizer, _ in found if not {"momentum", "betas"} & optimizer.defaults.keys()]
+        if self.log_momentum and without and trainer.is_global_zero:
+            warnings.warn(
+                f"LearningRateMonitor(log_momentum=True): {', '.join(without)} has no momentum, 0 is logged for it.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
         if self.logging_interval == "epoch":
@@ -86,8 +91,9 @@ class LearningRateMonitor(Callback):
 
     def _read(self, name: str, optimizer: Optimizer) -> dict[str, float]:
         found: dict[str, float] = {}
-        for index, group in enumerate(optimizer.param_groups):
-            key = _group_name(name, optimizer, index)
+        for key, group in zip(_group_names(name, optimizer), optimizer.param_groups, strict=True):
+            if key.endswith("/pg1") and name in self.lrs:  # the only group was called like its optimizer until now
+                self.lrs[key] = self.lrs.pop(name)
             found[key] = float(group["lr"])
             self.lrs.setdefault(key, []).append(found[key])  # groups may join while training runs
             if self.log_momentum:
@@ -119,8 +125,14 @@ def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
     return named
 
 
-def _group_name(name: str, optimizer: Optimizer, index: int) -> str:
+def _group_names(name: str, optimizer: Optimizer) -> list[str]:
+    """The key of each group of ``optimizer``, in their order."""
     groups = optimizer.param_groups
     if len(groups) == 1 and "name" not in groups[0]:
-        return name
-    return f"{name}/{groups[index].get('name', f'pg{index + 1}')}"
+        return [name]
+    names = [f"{name}/{group.get('name', f'pg{index}')}" for index, group in enumerate(groups, 1)]
+    if twice := [each for each, times in Counter(names).items() if times > 1]:
+        raise ConfigurationError(
+            f"LearningRateMonitor: several parameter groups are called {', '.join(twice)}: give each a name of its own."
+        )
+    return names

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from drivetrain import checkpoint
 from drivetrain.errors import CheckpointError
+from drivetrain.local_path import local_path
 from drivetrain_plugins.callbacks.checkpoint_name import fill
 from drivetrain_plugins.callbacks.checkpoint_options import CheckpointOptions
 
@@ -42,7 +43,7 @@ class CheckpointFiles(CheckpointOptions):
         return self._last_global_step_saved
 
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
-        found = self.dirpath or _default_folder(trainer)
+        found = self.dirpath or local_path(os.path.expandvars(_default_folder(trainer)), "save_dir")
         if trainer.communicator.world_size > 1:  # the first worker says which folder it is
             found = trainer.communicator.all_gather_plain(found)[0]
         self.dirpath = found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain import checkpoint
 from drivetrain.errors import ConfigurationError
+from drivetrain.local_path import local_path
 from drivetrain_plugins.callbacks.checkpoint import Checkpoint
 from drivetrain_plugins.callbacks.on_exception import save_on_exception
 
@@ -32,7 +33,7 @@ class OnExceptionCheckpoint(Checkpoint):
     def __init__(self, dirpath: str | os.PathLike[str], filename: str = "on_exception") -> None:
         if not filename:
             raise ConfigurationError("OnExceptionCheckpoint(filename='') is empty: give the file a name.")
-        self.dirpath = dirpath
+        self.dirpath = local_path(dirpath, "dirpath")
         self.filename = filename
 
     @property

@@ -26,6 +26,7 @@ class ProgressBar(Callback):
     Override :meth:`get_metrics` to choose what is shown, and hooks to draw.
     """
 
+    shows_progress = True
     rank_zero_only = True
     rebuilds = False
 

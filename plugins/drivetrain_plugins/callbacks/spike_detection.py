@@ -42,7 +42,7 @@ class SpikeDetection(Callback):
         warmup: the first batch of an epoch, from 0, that is looked at.
         atol, rtol: bounds; None for none.
         exclude_batches_path: file (``.json``), or folder of ``skip_batches.json``; default: the Trainer's root folder.
-        finite_only: whether a loss that is not finite is a leap.
+        finite_only: whether every loss that is not finite is a leap; else infinity is one where it is worse.
 
     Attributes:
         bad_batches: numbers of the batches to leave out.
@@ -89,8 +89,8 @@ class SpikeDetection(Callback):
             self.last_val = loss
 
     def _is_spike(self, loss: float) -> bool:
-        if not math.isfinite(loss):
-            return self.finite_only
+        if self.finite_only and not math.isfinite(loss):
+            return True
         better = loss <= self.last_val if self.mode == "min" else loss >= self.last_val
         if better or not self._recent:
             return False

@@ -26,6 +26,9 @@ class _Stage:
     batches: int = 0
     samples: int = 0
     lengths: int | None = None
+    run: str | None = "fit"  # the Trainer's stage that it is of
+    steps: int = 0  # its batches
+    earlier: int = 0  # batches in earlier runs of it, whose steps are not logged again
 
 
 class ThroughputMonitor(Callback):
@@ -170,7 +173,12 @@ class ThroughputMonitor(Callback):
     # -- with batch_size_fn -------------------------------------------------------------------------------------
     def _begin(self, trainer: Trainer, stage: str) -> None:
         if self.batch_size_fn is not None and not trainer.sanity_checking:
-            self._stages[stage] = _Stage(Throughput(world_size=trainer.world_size, **self.kwargs))
+            known = _Stage(Throughput(world_size=trainer.world_size, **self.kwargs), run=trainer.stage)
+            before = self._stages.get(stage)
+            if before is not None and trainer.stage != "fit":  # evaluations of one Trainer are counted on
+                known.batches, known.samples, known.lengths = before.batches, before.samples, before.lengths
+                known.earlier = before.earlier + before.steps if before.run == trainer.stage else 0
+            self._stages[stage] = known
 
     def _count(
         self, trainer: Trainer, pl_module: TrainModule, stage: str, batch: Any, step: int | None, whole: bool = True
@@ -180,6 +188,7 @@ class ThroughputMonitor(Callback):
             return
         known = self._stages[stage]
         known.batches += 1
+        known.steps += 1
         known.samples += self.batch_size_fn(batch)
         if self.length_fn is not None:
             known.lengths = (known.lengths or 0) + self.length_fn(batch)
@@ -190,14 +199,14 @@ class ThroughputMonitor(Callback):
             lengths=known.lengths,
             flops=getattr(pl_module, "flops_per_batch", None),
         )
-        if whole and trainer.log_falls_on(known.batches if step is None else trainer.batches_stepped):
+        if whole and trainer.log_falls_on(known.steps if step is None else trainer.batches_stepped):
             join = known.throughput.separator
             found = {f"{stage}{join}{name}": value for name, value in known.throughput.compute().items()}
             if trainer.loggers:
                 trainer.logged_metrics.update({name: torch.tensor(float(value)) for name, value in found.items()})
             beside = {} if step is None else {"epoch": trainer.current_epoch}
             for logger in trainer.loggers:
-                logger.log_metrics(found | beside, step=known.batches if step is None else step)
+                logger.log_metrics(found | beside, step=known.earlier + known.steps if step is None else step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._pause()

@@ -110,12 +110,10 @@ class Timer(Callback):
         self._end("sanity_check")
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if not trainer.sanity_checking:
-            self._start("validate")
+        self._start("validate")
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if not trainer.sanity_checking:
-            self._end("validate")
+        self._end("validate")
 
     def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start("test")

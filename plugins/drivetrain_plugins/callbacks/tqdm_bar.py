@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Mapping
 from typing import IO, Any
 
 _WIDTH = 20
+_DIGITS = 5
+_NUMBER = re.compile(r"-?\d+(\.\d*)?")
 
 
 class Tqdm:
@@ -84,10 +87,14 @@ class Tqdm:
 
     @staticmethod
     def format_num(n: Any) -> str:
-        """A number with three digits, anything else as it is."""
-        if isinstance(n, (str, int)):
+        """A number with three digits, anything else as it is. What is no whole number is filled up with zeros to five
+        characters, so that the line keeps its length."""
+        if isinstance(n, int):
             return str(n)
-        return f"{float(n):.3g}"
+        text = n if isinstance(n, str) else _shortest(float(n))
+        if not _NUMBER.fullmatch(text):
+            return text
+        return f"{text if '.' in text or len(text) >= _DIGITS else text + '.':0<{_DIGITS}}"
 
     def __str__(self) -> str:
         passed = time.monotonic() - self._started
@@ -135,6 +142,11 @@ class Tqdm:
         out = sys.stdout if file is None else file
         out.write(("\r\033[K" if out.isatty() else "") + s + end)
         out.flush()
+
+
+def _shortest(number: float) -> str:
+    rounded, whole = f"{number:.3g}".replace("e-0", "e-").replace("e+0", "e+"), str(number)
+    return rounded if len(rounded) < len(whole) else whole
 
 
 def _clock(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_plugins.callbacks.progress_bar import RichProgressBar
@@ -32,7 +33,7 @@ class TQDMProgressBar(RichProgressBar):
     printed at the end of each epoch.
 
     Args:
-        refresh_rate: batches between two draws, 0 for no bar.
+        refresh_rate: batches between two draws, 0 for no bar; at least ``TQDM_MINITERS`` where the environment says so.
         process_position: lines between the bar and the cursor; a bar of this process is always the last line.
         leave: keep each epoch's bar on the screen.
     """
@@ -44,6 +45,9 @@ class TQDMProgressBar(RichProgressBar):
     predict_description = "Predicting"
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
+        if "COLAB_GPU" in os.environ and refresh_rate == 1:
+            refresh_rate = 20  # its pages take longer to draw a line than a step does
+        refresh_rate = max(refresh_rate, int(os.environ.get("TQDM_MINITERS", refresh_rate)))
         super().__init__(refresh_rate=refresh_rate, leave=leave)
         self._process_position = process_position
         self._bars: dict[str, Any] = {}

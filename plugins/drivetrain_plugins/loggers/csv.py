@@ -59,6 +59,11 @@ class CSVLogger(VersionedLogger):
     def log_hparams(self, params: Mapping[str, Any]) -> None:
         """Remember hyper-parameters and write them now."""
         self.log_hyperparams(params)
+
+    @first_worker_only
+    def log_hyperparams(self, params: Any = None, metrics: Mapping[str, float] | None = None) -> None:
+        """They are written at once, as no row may ever follow."""
+        super().log_hyperparams(params, metrics)
         super().save()
 
     @first_worker_only
@@ -66,7 +71,7 @@ class CSVLogger(VersionedLogger):
         step = len(self._rows) if step is None else step
         self._rows.append({"step": step, **self._prefixed(metrics)})
         group = (step + 1) // self._flush_every
-        if group != self._flushed:
+        if group != self._flushed or (step + 1) % self._flush_every == 0:  # rows of one step come one by one
             self.save()
             self._flushed = group
 

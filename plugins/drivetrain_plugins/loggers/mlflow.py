@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from drivetrain.logger import Logger, first_worker_experiment, first_worker_only
-from drivetrain_plugins.loggers.package import imported
+from drivetrain_plugins.loggers.package import imported, require
 from drivetrain_plugins.loggers.parameters import flatten
 from drivetrain_plugins.loggers.saved_checkpoints import aliases, description, fresh_checkpoints
 
@@ -42,7 +42,7 @@ class MLFlowLogger(Logger):
         synchronous: whether a call waits until the server has it.
 
     Raises:
-        ConfigurationError: mlflow is not installed (at the first use).
+        MissingPackageError: mlflow is not installed.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class MLFlowLogger(Logger):
         synchronous: bool | None = None,
         checkpoint_path_prefix: str = "",
     ) -> None:
+        require("mlflow", type(self).__name__)
         self._experiment_name = experiment_name
         self._run_name = run_name
         folder = "./mlruns" if save_dir is None else os.fspath(save_dir)
@@ -153,7 +154,8 @@ class MLFlowLogger(Logger):
             given = f"{join}{name}"
             key = re.sub("[^a-zA-Z0-9_/. -]+", "", given)
             if key != given:
-                warnings.warn(f"MLflow takes no such characters in a name: {given} is written as {key}.", stacklevel=3)
+                told = f"MLflow takes no such characters in a name: {given} is written as {key}."
+                warnings.warn(told, RuntimeWarning, stacklevel=3)
             found.append(entities.Metric(key=key, value=float(value), timestamp=now, step=step or 0))
         client.log_batch(run_id=self._run_id, metrics=found, **self._options)
 

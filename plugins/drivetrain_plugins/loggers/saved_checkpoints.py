@@ -24,7 +24,7 @@ def description(callback: Any, path: str, score: Any) -> dict[str, Any]:
     """What is known of a checkpoint, as plain data."""
     settings = {name: getattr(callback, name) for name in _DESCRIBED if hasattr(callback, name)}
     return {
-        "score": None if score is None else float(score),
+        "score": getattr(score, "item", lambda: score)(),  # a number: a step stays a whole one
         "original_filename": Path(path).name,
         type(callback).__name__: {name: _plain(value) for name, value in settings.items()},
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from drivetrain.local_path import local_path
 from drivetrain.logger import Logger, first_worker_only
 from drivetrain_plugins.loggers.parameters import plain
 
@@ -37,6 +38,7 @@ class VersionedLogger(Logger):
         prefix: str,
         sub_dir: str | os.PathLike[str] | None = None,
     ) -> None:
+        local_path(save_dir, "save_dir")
         self._save_dir = os.fspath(save_dir)
         self._name = name or ""
         self._version = version
@@ -60,7 +62,7 @@ class VersionedLogger(Logger):
     @property
     def root_dir(self) -> str:
         """Parent of all versions."""
-        return os.path.join(self._save_dir, self._name)
+        return os.path.join(self.save_dir, self.name)
 
     @property
     def version(self) -> int | str:
@@ -75,10 +77,10 @@ class VersionedLogger(Logger):
     def log_dir(self) -> str:
         version = f"version_{self.version}" if isinstance(self.version, int) else self.version
         folder = os.path.join(self.root_dir, version, *([] if self._sub_dir is None else [self._sub_dir]))
-        return os.path.expanduser(os.path.expandvars(folder))
+        return _expanded(folder)
 
     def _next_version(self) -> int:
-        root = Path(self.root_dir)
+        root = Path(_expanded(self.root_dir))
         if not root.is_dir():
             return 0
         numbers = [entry.name.removeprefix("version_") for entry in root.glob("version_*") if entry.is_dir()]
@@ -110,3 +112,7 @@ class VersionedLogger(Logger):
     @first_worker_only
     def finalize(self, status: str) -> None:
         self.save()
+
+
+def _expanded(folder: str) -> str:
+    return os.path.expanduser(os.path.expandvars(folder))

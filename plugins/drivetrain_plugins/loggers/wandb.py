@@ -12,7 +12,7 @@ from torch import nn
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import current_job
 from drivetrain.logger import Logger, first_worker_experiment, first_worker_only
-from drivetrain_plugins.loggers.package import imported
+from drivetrain_plugins.loggers.package import imported, require
 from drivetrain_plugins.loggers.parameters import plain
 from drivetrain_plugins.loggers.saved_checkpoints import aliases, description, fresh_checkpoints
 
@@ -40,7 +40,8 @@ class WandbLogger(Logger):
     The run begins at the first write, in the process that writes: none is alive when workers are forked.
 
     Raises:
-        ConfigurationError: ``offline`` with ``log_model``; wandb is not installed (at the first use).
+        ConfigurationError: ``offline`` with ``log_model``.
+        MissingPackageError: wandb is not installed.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class WandbLogger(Logger):
                 f"WandbLogger(offline=True, log_model={log_model!r}): checkpoints cannot be uploaded offline, set one"
                 " of them to False."
             )
+        require("wandb", type(self).__name__)
         self._offline = offline
         self._log_model = log_model
         self._prefix = prefix

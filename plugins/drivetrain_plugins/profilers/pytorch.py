@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerAction, ProfilerActivity
 
 from drivetrain.errors import ConfigurationError, nearest
@@ -18,6 +20,9 @@ from drivetrain.profiler import Profiler
 
 _COLUMNS = ("{}_time", "{}_time_total", "{}_memory_usage", "self_{}_memory_usage")
 SORT_KEYS = (*(column.format(device) for device in ("cpu", "cuda") for column in _COLUMNS), "count")
+_TABLE = [
+    name for name in inspect.signature(EventList.table).parameters if name not in ("self", "sort_by", "row_limit")
+]
 _STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -38,7 +43,10 @@ class PyTorchProfiler(Profiler):
         table_kwargs: further arguments of the table.
         **profiler_kwargs: for ``torch.profiler.profile`` (``schedule``, ``activities``, ``with_stack``, ...), and
             ``export_to_flame_graph`` with ``metric``. The default schedule is ``wait=1, warmup=1, active=3``; in a
-            stage of fewer than 5 steps all are recorded.
+            stage of fewer than 5 steps all are recorded. An ``on_trace_ready`` is called in place of writing traces.
+
+    Attributes:
+        function_events: what was recorded last, by a profile that is over; None before.
 
     Raises:
         ConfigurationError: ``sort_by_key``, ``schedule`` or ``table_kwargs`` that cannot be meant.
@@ -68,6 +76,7 @@ class PyTorchProfiler(Profiler):
                 " torch.profiler.ProfilerAction, as torch.profiler.schedule makes it."
             )
         self._schedule = schedule
+        self._on_trace_ready = options.pop("on_trace_ready", self._export)
         cuda = torch.cuda.is_available() if not options.get("activities") else None
         if cuda is None:
             cuda = ProfilerActivity.CUDA in options["activities"]
@@ -80,11 +89,13 @@ class PyTorchProfiler(Profiler):
                 f"PyTorchProfiler(sort_by_key={sort_by_key!r}): {nearest(str(sort_by_key), SORT_KEYS)}"
             )
         self._table_kwargs = dict(table_kwargs or {})
-        for name in ("sort_by", "row_limit"):
-            if name in self._table_kwargs:
+        for name in self._table_kwargs:
+            if name in ("sort_by", "row_limit"):
                 raise ConfigurationError(
                     f"PyTorchProfiler(table_kwargs): {name} is an argument of the profiler itself."
                 )
+            if name not in _TABLE:
+                raise ConfigurationError(f"PyTorchProfiler(table_kwargs): {name} is none: {nearest(name, _TABLE)}.")
         self._group_by_input_shapes = group_by_input_shapes and options.get("record_shapes", False)
         self._emit_nvtx = emit_nvtx
         self._export_to_chrome = export_to_chrome
@@ -92,6 +103,7 @@ class PyTorchProfiler(Profiler):
         self._record_module_names = record_module_names
         self.profiler: Any = None
         self._stepped: str | None = None  # the action that ends a step, by which files are called
+        self.function_events: EventList | None = None
         self._ranges: dict[str, Any] = {}
         self._handles: list[Any] = []
 
@@ -117,7 +129,9 @@ class PyTorchProfiler(Profiler):
             self.profiler = torch.autograd.profiler.emit_nvtx()
         else:
             self.profiler = torch.profiler.profile(
-                schedule=self._schedule or self._default_schedule(), on_trace_ready=self._export, **self._options
+                schedule=self._schedule or self._default_schedule(),
+                on_trace_ready=self._on_trace_ready,
+                **self._options,
             )
         self.profiler.__enter__()
         if self._record_module_names and self._module is not None:
@@ -163,11 +177,10 @@ class PyTorchProfiler(Profiler):
 
     # -- the report ---------------------------------------------------------------------------------------------
     def summary(self) -> str:
-        profiler = self.profiler
         self._end()
-        if profiler is None or self._emit_nvtx or profiler.profiler is None:
+        if self.function_events is None:
             return ""
-        rows = profiler.key_averages(group_by_input_shape=self._group_by_input_shapes)
+        rows = self.function_events.key_averages(group_by_input_shapes=self._group_by_input_shapes)
         table = partial(rows.table, sort_by=self._sort_by_key, row_limit=self._row_limit)
         return self._stats_to_str({"records": table(**self._table_kwargs)})
 
@@ -179,6 +192,8 @@ class PyTorchProfiler(Profiler):
         self._handles.clear()
         if self.profiler is not None:
             self.profiler.__exit__(None, None, None)
+            recorded = not self._emit_nvtx and self.profiler.profiler is not None
+            self.function_events = self.profiler.events() if recorded else None
             self.profiler = None
 
     def teardown(self, stage: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from drivetrain import registry
 from drivetrain.declaration import ANY_COMPRESSOR, Conflict, Declaration, Plan, Support
@@ -66,23 +67,22 @@ def _check_replicated(plan: Plan) -> list[Conflict]:
 
 def _preset(name: str, summary: str, options: type[ReplicatedOptions], stands_in: str | None = None) -> Declaration:
     """``ddp`` with one topology, under the topology's name."""
-    own = options().topology
-
-    def check(plan: Plan) -> list[Conflict]:
-        other = own if plan.options is None else plan.options.topology
-        if other != own:
-            return [Conflict(f"strategy={name} is strategy=ddp with topology={own}: for {other}, set strategy=ddp.")]
-        return _check_replicated(plan)
-
     return Declaration(
         name=name,
         summary=summary,
         implementation=DDP.implementation,
         options=options,
         support=_REPLICATED,
-        check=check,
+        check=partial(_check_preset, name, options().topology),
         preset_of=stands_in,
     )
+
+
+def _check_preset(name: str, own: str, plan: Plan) -> list[Conflict]:
+    other = own if plan.options is None else plan.options.topology
+    if other != own:
+        return [Conflict(f"strategy={name} is strategy=ddp with topology={own}: for {other}, set strategy=ddp.")]
+    return _check_replicated(plan)
 
 
 _REPLICATED = Support(compressors=ANY_COMPRESSOR, thaws=True, editable=True, replicated=True)

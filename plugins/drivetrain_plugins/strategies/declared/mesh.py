@@ -112,6 +112,11 @@ _SUPPORT = Support(
     min_world_size=2,
 )
 
+
+def _has_a_pipeline(options: MeshOptions) -> bool:
+    return options.pipeline is not None
+
+
 TENSOR_PARALLEL = Declaration(
     name="tensor_parallel",
     summary="the matrices of every block cut among the ranks (Megatron); all ranks see every sample",
@@ -130,7 +135,7 @@ MESH = Declaration(
         "pipelines": Variant(
             options={"data": 2, "pipeline": 2},
             implementation="drivetrain_plugins.strategies.pipeline_mesh:PipelineMesh",
-            chosen=lambda options: options.pipeline is not None,
+            chosen=_has_a_pipeline,
         )
     },
 )
