@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import ConfigurationError, WrongKindError, nearest
 
 
 def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: bool = False) -> None:
@@ -96,8 +96,10 @@ def check_arguments(a: dict[str, Any]) -> None:
             " leave check_val_every_n_epoch at 1."
         )
     clip = a.get("gradient_clip_val")
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
-        raise ConfigurationError(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")
+    number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
+    if clip is not None and (not number or not clip >= 0):
+        kind = ConfigurationError if number else WrongKindError
+        raise kind(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")
     _choice("gradient_clip_algorithm", a.get("gradient_clip_algorithm"), (None, "norm", "value"))
     _choice("batch", a.get("batch", "global"), ("global", "per_process"))
     _choice("nonfinite", a.get("nonfinite", "raise"), ("raise", "skip", "warn"))
@@ -161,11 +163,11 @@ def resolve_devices(devices: Any, available: int, accelerator: str, default: int
         try:
             count = int(devices)
         except (TypeError, ValueError):
-            raise ConfigurationError(
+            raise WrongKindError(
                 f"devices={devices!r}: give a number of workers, a list of devices or 'auto'."
             ) from None
         if isinstance(devices, bool) or (isinstance(devices, float) and devices != count):
-            raise ConfigurationError(f"devices={devices!r}: give a whole number of workers.")
+            raise WrongKindError(f"devices={devices!r}: give a whole number of workers.")
     if count == -1:
         return default
     if count < 1:

@@ -14,7 +14,7 @@ from drivetrain.callback import Callback
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConflictError
 from drivetrain.launch import Job
 from drivetrain.logger import Logger, SilentLogger
 from drivetrain.meanings import OWN, Meanings
@@ -255,4 +255,4 @@ class Configuration:
         keys = [c.state_key for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:
-                raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")
+                raise ConflictError(f"two callbacks have the state key {key!r}: give them different arguments.")

@@ -8,6 +8,7 @@ from typing import IO, Any, Self, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from drivetrain.class_only import class_only
 from drivetrain.data_hooks import DataHooks
 from drivetrain.data_partition import DataPartitioner
 from drivetrain.hyperparameters import HyperparametersMixin
@@ -37,7 +38,7 @@ class DataModule(HyperparametersMixin, DataHooks):
 
     def on_exception(self, exception: BaseException) -> None: ...
 
-    @classmethod
+    @class_only
     def load_from_checkpoint(
         cls,
         checkpoint_path: str | Path | IO[bytes],

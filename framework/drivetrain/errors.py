@@ -16,14 +16,26 @@ class DrivetrainError(Exception):
     exit_code = 1
 
 
-class ConfigurationError(DrivetrainError):
+class ConfigurationError(DrivetrainError, ValueError):
     """The request cannot be carried out as written; known before any step is taken (exit code 2)."""
 
     exit_code = 2
 
 
+class WrongKindError(ConfigurationError, TypeError):
+    """Something of another kind was given than what is asked for."""
+
+
 class UnknownArgumentError(ConfigurationError, TypeError):
     """The Trainer was given an argument by a name that it does not have."""
+
+
+class ConflictError(ConfigurationError, RuntimeError):
+    """Two things that a module or a script gives do not go together."""
+
+
+class MissingPartError(ConfigurationError, AttributeError):
+    """An object does not have yet, or has not, what is asked of it."""
 
 
 class RemovedHookError(ConfigurationError, NotImplementedError):
@@ -32,6 +44,10 @@ class RemovedHookError(ConfigurationError, NotImplementedError):
 
 class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
+
+
+class NoCheckpointError(CheckpointError, ValueError):
+    """A checkpoint is asked for by what it is (the best), and there is none yet."""
 
 
 class MisfitError(CheckpointError, RuntimeError):
@@ -46,10 +62,14 @@ class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 
 
-class MetricError(TrainingError, ConfigurationError):
-    """A metric is logged or monitored in a way that does not fit, as only the run could show."""
+class MisuseError(TrainingError, ConfigurationError):
+    """A module's step gives, or calls, what does not fit, as only the run could show."""
 
     exit_code = 1
+
+
+class MetricError(MisuseError):
+    """A metric is logged or monitored in a way that does not fit."""
 
 
 class WorkerError(DrivetrainError):

@@ -110,7 +110,7 @@ class Metrics:
             value = value._forward_cache
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise TrainingError(
+                raise MetricError(
                     f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
                     " value.mean() or one element."
                 )
@@ -123,7 +123,7 @@ class Metrics:
             try:
                 value = float(value)
             except (TypeError, ValueError):
-                raise TrainingError(
+                raise MetricError(
                     f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
                 ) from None
         if entry.reduction == "gmean":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.class_only import class_only
 from drivetrain.data_hooks import DataHooks
 from drivetrain.errors import ConfigurationError
 from drivetrain.hyperparameters import HyperparametersMixin
@@ -350,7 +351,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
             parameter.requires_grad = True
         return self.train()
 
-    @classmethod
+    @class_only
     def load_from_checkpoint(
         cls,
         checkpoint_path: str | Path | IO[bytes],

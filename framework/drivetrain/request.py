@@ -11,7 +11,7 @@ from lightning_utilities.core.overrides import is_overridden
 from drivetrain import resumption, stage_data
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, RemovedHookError
+from drivetrain.errors import ConfigurationError, RemovedHookError, WrongKindError
 from drivetrain.folders import refuse_unwritable
 from drivetrain.module import TrainModule
 
@@ -54,7 +54,7 @@ def check(trainer: Trainer, request: Request) -> None:
     """Refuse what cannot run, before anything starts."""
     module, stage = request.module, request.stage
     if not isinstance(module, TrainModule):
-        raise ConfigurationError(
+        raise WrongKindError(
             f"trainer.{stage} needs a TrainModule, not a {type(module).__name__}: derive the model from"
             " drivetrain.TrainModule."
         )
@@ -70,7 +70,7 @@ def check(trainer: Trainer, request: Request) -> None:
     if stage == "fit" and not is_overridden("configure_optimizers", module, TrainModule):
         raise ConfigurationError(f"{name} has no configure_optimizers: define it and return an optimizer.")
     if request.datamodule is not None and not isinstance(request.datamodule, DataHooks):
-        raise ConfigurationError(
+        raise WrongKindError(
             f"datamodule is a {type(request.datamodule).__name__}, not a DataModule: pass loaders as"
             " train_dataloaders, val_dataloaders or dataloaders."
         )

@@ -20,7 +20,15 @@ from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, EndStage, Interrupted, TrainingError, by_keyboard, note_place
+from drivetrain.errors import (
+    ConfigurationError,
+    ConflictError,
+    EndStage,
+    Interrupted,
+    TrainingError,
+    by_keyboard,
+    note_place,
+)
 from drivetrain.hooks import Hooks
 from drivetrain.launch import Job, signals
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
@@ -255,7 +263,7 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
         warns=trainer.meanings.extra_keys == "warn",
     )
     if module.automatic_optimization and len(optimizers) > 1:
-        raise ConfigurationError(
+        raise ConflictError(
             f"{type(module).__name__} configures {len(optimizers)} optimizers: set automatic_optimization = False and"
             " step them in training_step, or configure one."
         )

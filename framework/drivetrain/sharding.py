@@ -18,7 +18,7 @@ from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
-from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.loaders import reading_options
@@ -93,7 +93,7 @@ class BatchSource:
         self.stream = True
         self._batches: Any = loader
         if not hasattr(loader, "__iter__"):
-            raise ConfigurationError(
+            raise WrongKindError(
                 f"a loader must be iterable, this one is a {type(loader).__name__}: return a DataLoader or a list"
                 " of batches."
             )

@@ -19,7 +19,7 @@ from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
-from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
+from drivetrain.errors import ConfigurationError, Interrupted, MissingPartError, WrongKindError, by_keyboard
 from drivetrain.launch import Job
 from drivetrain.metrics import Metrics
 from drivetrain.module import TrainModule
@@ -110,7 +110,7 @@ class Trainer(TrainerState):
     ) -> None:
         """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
         if self.lightning_module is None:
-            raise ConfigurationError("save_checkpoint needs a module: call fit first.")
+            raise MissingPartError("save_checkpoint needs a module: call fit first.")
         if storage_options is not None:
             raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
         clock = perf_counter()
@@ -175,7 +175,7 @@ class Trainer(TrainerState):
         if model is not None:
             return model, ckpt_path
         if self.lightning_module is None:
-            raise ConfigurationError("there is no module: pass one, or call fit before.")
+            raise WrongKindError("there is no module: pass one, or call fit before.")
         if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", None):
             ckpt_path = "best"
         return self.lightning_module, ckpt_path

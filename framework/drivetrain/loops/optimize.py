@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from drivetrain.comm import phase
-from drivetrain.errors import TrainingError
+from drivetrain.errors import MisuseError, TrainingError
 from drivetrain.loops.step import MicroStep
 from drivetrain.optimizer import TrainOptimizer, needs_closure, zero_grad
 from drivetrain.strategy import SkipStep
@@ -115,7 +115,10 @@ class Optimization:
         """Backward of a loss of the micro-batch at hand in manual optimisation."""
         micro = self._micro
         if micro is None:
-            raise TrainingError("manual_backward is called outside of training_step: call it within.")
+            raise MisuseError(
+                "manual_backward is for training_step under automatic_optimization = False: call it within, or return"
+                " the loss."
+            )
         if args:
             kwargs["gradient"] = args[0]
         self.hooks("on_before_backward", loss)
