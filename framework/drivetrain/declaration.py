@@ -152,6 +152,11 @@ class Variant:
     chosen: Callable[[Any], bool]
 
 
+def no_conflicts(plan: Plan) -> list[Conflict]:
+    """The check of a declaration that has none. It has a name, so that a Trainer can be pickled."""
+    return []
+
+
 @dataclass(frozen=True)
 class Declaration:
     """A strategy as the registry knows it.
@@ -174,7 +179,7 @@ class Declaration:
     implementation: str
     options: type = NoOptions
     support: Support = field(default_factory=Support)
-    check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    check: Callable[[Plan], list[Conflict]] = no_conflicts
     preset_of: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
 

@@ -57,8 +57,13 @@ def callbacks_of(
     saves = any(callback.saves_checkpoints for callback in found)
     if checkpointing is False and saves and not trainer.fast_dev_run:
         raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")
+    bars = [type(callback).__name__ for callback in found if hasattr(callback, "print")]
+    if len(bars) > 1:
+        raise ConfigurationError(f"callbacks: {' and '.join(bars)} would draw over each other: give one progress bar.")
+    if bars and not trainer.enable_progress_bar:
+        raise ConfigurationError(f"enable_progress_bar=False goes against the {bars[0]} in callbacks: drop one.")
     wanted: list[tuple[bool, str, dict[str, Any]]] = [
-        (trainer.enable_progress_bar and not any(hasattr(c, "print") for c in found), "progress_bar", {}),
+        (trainer.enable_progress_bar and not bars, "progress_bar", {}),
         (summary is not False, "model_summary", {}),
         (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
         (checkpointing is not False and not saves, trainer.meanings.model_checkpoint, {}),

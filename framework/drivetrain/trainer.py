@@ -139,7 +139,9 @@ class Trainer(TrainerState):
     def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
         """While it lasts modules are made in the precision's dtype and, with one process or one GPU for each, on the
         device that they are trained on. ``empty_init`` leaves weights as memory was, to be loaded from a checkpoint."""
-        device = torch.device(self.accelerator_name if self.job is None else self.strategy.device)
+        device = self.strategy.device
+        if self.job is None:
+            device = torch.device(self.accelerator_name, *self.gpus[:1])
         with self.precision_plugin.init_context(), device if self.world_size == 1 else nullcontext():
             with EmptyInit() if empty_init else nullcontext():
                 yield
@@ -201,7 +203,7 @@ class Trainer(TrainerState):
                 self._adopted = fit.counters()
         if self.job is None and self.world_size > 1:
             return handover.in_workers(self, request)
-        alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout)
+        alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)
         result = session.run(self, request, self.job or alone)
         if request.stage == "predict":
             return handover.gather_predictions(self.strategy.communicator, result)

@@ -94,6 +94,14 @@ class Statistics:
     def __post_init__(self) -> None:
         self.children: WeakSet[Statistics] = WeakSet()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the children: they are of this process."""
+        return {name: value for name, value in vars(self).items() if name != "children"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.children = WeakSet()
+
     # -- counting -----------------------------------------------------------------------------------------------
     def start(self, tensor: torch.Tensor | None = None) -> Any:
         """What :meth:`finish` takes: a clock reading, or an event on the current stream of ``tensor``'s device."""
