@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, cast
@@ -64,7 +65,8 @@ class DataModule(HyperparametersMixin, DataHooks):
         num_workers: int = 0,
         **init_kwargs: Any,
     ) -> Self:
-        """A data module made of data sets; only the training set is shuffled."""
+        """A data module made of data sets; only the training set is shuffled. Its ``__init__`` is given ``batch_size``
+        and ``num_workers`` too, where it takes arguments of these names."""
 
         def loader(dataset: Any, shuffle: bool) -> Any:
             if isinstance(dataset, Mapping):
@@ -74,7 +76,10 @@ class DataModule(HyperparametersMixin, DataHooks):
             shuffle = shuffle and not isinstance(dataset, IterableDataset)
             return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, num_workers=num_workers)
 
-        module = cls(**init_kwargs)
+        taken = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        reading = {"batch_size": batch_size, "num_workers": num_workers}
+        module = cls(**init_kwargs, **{name: value for name, value in reading.items() if takes_any or name in taken})
         sets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
         for name, dataset in sets.items():
             if dataset is not None:

@@ -85,7 +85,7 @@ class WorkerError(DrivetrainError):
 class Interrupted(DrivetrainError):
     """The job was asked to stop by a signal and stopped in order. ``exit_code`` is 128 + the signal's number."""
 
-    def __new__(cls, signum: int) -> Interrupted:
+    def __new__(cls, signum: int = signal.SIGTERM) -> Interrupted:
         return super().__new__(Terminated if signum == signal.SIGTERM else cls)
 
     def __init__(self, signum: int) -> None:
@@ -96,6 +96,9 @@ class Interrupted(DrivetrainError):
 
 class Terminated(Interrupted):
     """An :class:`Interrupted` by SIGTERM, whoever raises it."""
+
+    def __init__(self, signum: int = signal.SIGTERM) -> None:
+        super().__init__(signum)
 
 
 def by_keyboard(error: BaseException) -> bool:
@@ -115,6 +118,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+class PossibleUserWarning(UserWarning):
+    """Something looks like an oversight, and may be meant."""
 
 
 class EndStage(Exception):

@@ -49,7 +49,8 @@ class Hooks:
     def of_module(self, name: str, *args: Any) -> Any:
         """Call the module's own hook and return what it returns."""
         former, self.current = self.current, name
-        result = getattr(self.module, name)(*args)
+        hook = getattr(self.module, name)
+        result = None if hook is None else hook(*args)
         self.current = former
         return result
 
@@ -84,4 +85,5 @@ class Hooks:
 
     def module_has(self, name: str) -> bool:
         """Whether the module overrides ``name``, in its class or on the object."""
-        return name in self.module.__dict__ or is_overridden(name, self.module, self._base)
+        own = self.module.__dict__
+        return own[name] is not None if name in own else is_overridden(name, self.module, self._base)

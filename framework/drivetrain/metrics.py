@@ -234,6 +234,10 @@ class Metrics:
         the module, so that a rank that had no batch takes part with the metric's empty state.
         """
         found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
+        if reset:  # what is logged by step only is not in the columns, and begins anew with the epoch as well
+            for entry in self.entries.values():
+                if entry.metric is not None and not entry.on_epoch:
+                    entry.metric.reset()
         if not found:
             return Exchange({}, {}, [], [])
         modules = dict(self.named_modules())

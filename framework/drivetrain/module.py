@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -218,6 +220,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         """
         trainer = self._trainer
         if trainer is None:
+            warnings.warn(f"self.log({name!r}, ...) is called without a Trainer: nothing is logged.", stacklevel=2)
             return
         if sync_dist_group is not None:
             raise ConfigurationError(
@@ -240,7 +243,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
         """:meth:`log` for each item; the options are the same."""
-        for name, value in dictionary.items():
+        for name, value in _items(dictionary):
             self.log(name, value, **options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -439,3 +442,12 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
+
+
+def _items(dictionary: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The items of ``dictionary``. Metrics of a MetricCollection share states, and copies would be made of these for
+    whoever looks at them."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is not None and isinstance(dictionary, torchmetrics.MetricCollection):
+        return dictionary.items(keep_base=False, copy_state=False)
+    return dictionary.items()

@@ -81,7 +81,9 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
     """Tell those who must know; then leave without a word to the other ranks, who may be gone."""
     status = "interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
     trainer.status = status
-    told = KeyboardInterrupt() if trainer.meanings.keyboard == "exit" and by_keyboard(error) else error
+    told = error
+    if trainer.meanings.keyboard == "exit" and by_keyboard(error) and not isinstance(error, KeyboardInterrupt):
+        told = KeyboardInterrupt()
     try:
         try:
             if trainer.hooks is not None:
@@ -216,6 +218,7 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
 def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
     trainer.validation = EvaluateLoop(trainer, "validation") if stage_data.validates(trainer) else None
+    stage_data.tell_of_half_a_validation(trainer)
     if trainer.meanings.loaders == "first":
         stage_data.training(trainer)
         stage_data.validation(trainer)
@@ -257,8 +260,11 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
 def _configure(trainer: Trainer) -> list[Optimizer]:
     """The module's optimizers; its schedulers go to the trainer. Refuses what the strategy does not do."""
     module = trainer.lightning_module
+    configured = module.configure_optimizers()
+    if configured is None and trainer.is_global_zero:
+        warnings.warn(f"{type(module).__name__}.configure_optimizers gave None: nothing is trained.", stacklevel=2)
     optimizers, trainer.lr_scheduler_configs = parse_configuration(
-        module.configure_optimizers(),
+        configured,
         steps_schedulers=module.automatic_optimization,
         warns=trainer.meanings.extra_keys == "warn",
     )

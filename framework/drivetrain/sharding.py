@@ -8,6 +8,7 @@ the first ``n`` replicas and the others sit the batch out.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -71,9 +72,12 @@ class BatchSource:
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order == "torch" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
-            loader = read_in_order(loader)
+            shuffled, loader = loader, read_in_order(loader)
+            if training and loader is not shuffled:
+                warnings.warn("overfit_batches reads the training data in order, not shuffled.", stacklevel=2)
         self._noted: Noted | None = None
-        if self.natural and numbers and type(loader) is DataLoader and loader.batch_sampler is not None:
+        numbered = numbers and type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        if self.natural and numbered and loader.batch_sampler is not None:
             self._noted = Noted(loader.batch_sampler)
             loader = DataLoader(
                 loader.dataset, batch_sampler=self._noted, generator=loader.generator, **reading_options(loader)

@@ -251,6 +251,13 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         config.scheduler.load_state_dict(saved)
     loop_state.restore(fit, shared["loops"])
     restore_parts(trainer, shared)
+    known = {callback.state_key for callback in trainer.callbacks}
+    left = [key for key in shared.get("callbacks", {}) if key not in known]
+    if left and trainer.is_global_zero:
+        warnings.warn(
+            f"the checkpoint holds states of callbacks that this Trainer does not have, which are lost: {left}.",
+            stacklevel=2,
+        )
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
 from drivetrain.callback import Callback
 from drivetrain.declaration import Declaration
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
+from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.own_parts import refuse_what_is_not_called
@@ -166,6 +167,12 @@ class Trainer(drivetrain.trainer.Trainer):
         if self.max_epochs is None:
             timed = self.max_time is not None or any(hasattr(callback, "time_remaining") for callback in self.callbacks)
             self.max_epochs = -1 if self.max_steps != -1 or timed else 1000
+            if self.max_epochs == 1000:
+                rank_zero_warn(
+                    "max_epochs is not given, nor another limit: training ends after 1000 epochs; max_epochs=-1 is for"
+                    " no limit.",
+                    category=PossibleUserWarning,
+                )
         if self.min_epochs is None:
             self.min_epochs = int(self.min_steps is not None)
 
