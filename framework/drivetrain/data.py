@@ -23,6 +23,9 @@ class DataModule(HyperparametersMixin, DataHooks):
     A loader's ``batch_size`` is the whole step's under ``Trainer(batch="global")``: each replica reads its part.
     """
 
+    CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "datamodule_hparams_type"
     name: str | None = None
     trainer: Any = None  # of the class, for projects that forget super().__init__()
 

@@ -120,7 +120,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     @property
     def overrides_backward(self) -> bool:
-        return type(self).backward is not TrainModule.backward
+        return "backward" in self.__dict__ or type(self).backward is not TrainModule.backward
 
     def configure_gradient_clipping(
         self,
@@ -128,7 +128,9 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.clip_gradients(
+            optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm=gradient_clip_algorithm
+        )
 
     def clip_gradients(
         self,

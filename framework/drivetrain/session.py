@@ -245,6 +245,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     hooks("on_fit_start")
     stage_loggers.log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
+    trainer.lightning_module.zero_grad()  # what was computed before is no part of it
     _part_random_streams(trainer)
     checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
     if loaded is None or (checks_resumed and trainer.max_steps == -1):
@@ -322,6 +323,7 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
+    trainer.lightning_module.zero_grad()  # those of a fit before need no memory any more
     which = LOADER_OF[stage]
     nothing = stage != "predict" and trainer.limits[which] == 0
     found = [] if nothing else stage_data.sources(trainer, request, which)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import signal
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import lightning.pytorch as theirs
 import pytest
@@ -16,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
 from tests.facade.recorder import QUIET, loader, net
 
 tqdm.tqdm.monitor_interval = 0  # else it starts a thread
@@ -226,3 +229,72 @@ def test_the_bar_expects_no_validation_where_there_is_none(L: Any, tmp_path: Pat
     flags = {"enable_progress_bar": True, "callbacks": [bar], "check_val_every_n_epoch": 2, "limit_val_batches": 2}
     trainer(L, tmp_path, max_epochs=4, **flags).fit(project, loader(), loader())
     assert project.seen == [0, 2, 0, 2]
+
+
+@both
+def test_a_hook_may_be_stood_in_for(L: Any, tmp_path: Path) -> None:
+    callback, project = L.Callback(), module(L)
+    callback.on_train_start, project.on_train_start = Mock(), Mock()
+    project.backward = Mock(side_effect=project.backward)
+    at_hand = trainer(L, tmp_path, callbacks=[callback], limit_train_batches=2)
+    at_hand.fit(project, loader())
+    callback.on_train_start.assert_called_once_with(at_hand, project)
+    project.on_train_start.assert_called_once_with()
+    assert project.backward.call_count == 2
+
+
+@both
+def test_gradients_of_before_are_let_go(L: Any, tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(self: Any) -> None:
+        seen.append(any(parameter.grad is not None for parameter in self.net.parameters()))
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    parts = {"on_train_start": look, "on_validation_start": look, "validation_step": lambda *_: None}
+    project = module(L, training_step=training_step, **parts)
+    at_hand = trainer(L, tmp_path, limit_train_batches=2)
+    project.net(torch.ones(1, project.net[0].in_features)).sum().backward()
+    at_hand.fit(project, loader())
+    at_hand.validate(project, loader())
+    assert seen == [False, False]
+
+
+@both
+def test_data_have_a_place_of_their_own_in_checkpoints(L: Any, tmp_path: Path) -> None:
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    at_hand = trainer(L, tmp_path)
+    at_hand.fit(module(L), datamodule=Data(5))
+    at_hand.save_checkpoint(tmp_path / "kept.ckpt")
+    content = torch.load(tmp_path / "kept.ckpt", weights_only=True)
+    assert content[Data.CHECKPOINT_HYPER_PARAMS_KEY] == {"size": 5}
+    assert content[Data.CHECKPOINT_HYPER_PARAMS_NAME] == "kwargs"
+
+
+class Speed(Enum):
+    """Of a project's hyper-parameters."""
+
+    SLOW = "1"
+
+
+@both
+def test_an_enumeration_is_written_by_name(L: Any, tmp_path: Path) -> None:
+    saving = importlib.import_module(f"{L.__name__}.core.saving")
+    saving.save_hparams_to_yaml(tmp_path / "hparams.yaml", {"speed": Speed.SLOW, "size": 3})
+    assert saving.load_hparams_from_yaml(tmp_path / "hparams.yaml") == {"speed": "SLOW", "size": 3}
+
+
+def test_a_logger_that_is_none_is_refused_at_once() -> None:
+    mock = MagicMock(name="logger")
+    del mock.__iter__  # it still answers to any index
+    with pytest.raises(ConfigurationError, match="is no Logger"):
+        ours.Trainer(**{**QUIET, "logger": mock})

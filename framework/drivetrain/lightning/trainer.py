@@ -137,7 +137,7 @@ class Trainer(drivetrain.trainer.Trainer):
         if isinstance(accelerator, Accelerator):
             given["accelerator"] = accelerator.name
         if logger is not None and not isinstance(logger, (bool, Logger)):
-            given["logger"] = list(logger)
+            given["logger"] = list(logger) if isinstance(logger, Iterable) else [logger]
         unlogged = barebones or log_every_n_steps == 0
         if unlogged:
             given["log_every_n_steps"] = None
