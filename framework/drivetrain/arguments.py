@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import ConfigurationError, WrongKindError, nearest
 
 
 def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: bool = False) -> None:
@@ -17,6 +17,12 @@ def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: b
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         extra = ", or -1 for no limit" if unlimited else ""
         raise ConfigurationError(f"{name}={value!r}: give a whole number of at least {least}{extra}.")
+
+
+def counted(value: Any) -> Any:
+    """A limit as a whole number where it is one that is written with a point (``10.0``), as parsers of commands give
+    it; up to 1.0 it is a fraction."""
+    return int(value) if isinstance(value, float) and value > 1 and value.is_integer() else value
 
 
 def _limit(name: str, value: Any) -> None:
@@ -73,14 +79,15 @@ def check_arguments(a: dict[str, Any]) -> None:
     _whole("log_every_n_steps", a.get("log_every_n_steps"), 1)
     _whole("reload_dataloaders_every_n_epochs", a.get("reload_dataloaders_every_n_epochs", 0), 0, none=False)
     for name in ("train", "val", "test", "predict"):
-        _limit(f"limit_{name}_batches", a.get(f"limit_{name}_batches"))
-    _limit("overfit_batches", a.get("overfit_batches", 0.0))
+        _limit(f"limit_{name}_batches", counted(a.get(f"limit_{name}_batches")))
+    _limit("overfit_batches", counted(a.get("overfit_batches", 0.0)))
     if a.get("max_time") is not None:
         in_seconds("max_time", a["max_time"], zero=True)
     interval = a.get("val_check_interval")
     if isinstance(interval, (str, timedelta, Mapping)):
         in_seconds("val_check_interval", interval)
         interval = 1
+    interval = counted(interval)
     if isinstance(interval, bool) or (
         interval is not None
         and (
@@ -96,8 +103,10 @@ def check_arguments(a: dict[str, Any]) -> None:
             " leave check_val_every_n_epoch at 1."
         )
     clip = a.get("gradient_clip_val")
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, (int, float)) or not clip >= 0):
-        raise ConfigurationError(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")
+    number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
+    if clip is not None and (not number or not clip >= 0):
+        kind = ConfigurationError if number else WrongKindError
+        raise kind(f"gradient_clip_val={clip!r}: give a number of at least 0, or null for no clipping.")
     _choice("gradient_clip_algorithm", a.get("gradient_clip_algorithm"), (None, "norm", "value"))
     _choice("batch", a.get("batch", "global"), ("global", "per_process"))
     _choice("nonfinite", a.get("nonfinite", "raise"), ("raise", "skip", "warn"))
@@ -136,6 +145,15 @@ def in_seconds(name: str, value: Any, zero: bool = False) -> float:
     return float(total)
 
 
+def listed_devices(devices: Any) -> list[Any] | None:
+    """The indices that ``devices`` names: of a list, or of a text such as ``"0,1"`` (and ``"2,"``: the index 2 alone);
+    None where it names none."""
+    if isinstance(devices, str) and "," in devices:
+        return [int(part) if part.strip().isdigit() else part for part in devices.split(",") if part.strip()]
+    # Configurations have lists of a kind of their own.
+    return list(devices) if isinstance(devices, Sequence) and not isinstance(devices, str) else None
+
+
 def resolve_devices(devices: Any, available: int, accelerator: str, default: int) -> int:
     """Number of workers on this node for the ``devices`` argument.
 
@@ -147,25 +165,24 @@ def resolve_devices(devices: Any, available: int, accelerator: str, default: int
     """
     if devices in ("auto", None):
         return default
-    if isinstance(devices, str) and "," in devices:  # "0,1" are the indices 0 and 1, "2," the index 2
-        devices = [int(part) if part.strip().isdigit() else part for part in devices.split(",") if part.strip()]
-    if isinstance(devices, (list, tuple)):
-        for index in devices:
+    listed = listed_devices(devices)
+    if listed is not None:
+        for index in listed:
             _whole("devices", index, 0, none=False)
             if accelerator == "cuda" and index >= available:
-                raise ConfigurationError(
-                    f"devices={list(devices)}: there are {available} GPUs here, 0 to {available - 1}."
-                )
-        count = len(devices)
+                raise ConfigurationError(f"devices={listed}: there are {available} GPUs here, 0 to {available - 1}.")
+        if accelerator == "cuda" and len(set(listed)) < len(listed):
+            raise ConfigurationError(f"devices={listed} names a GPU twice: each worker needs one of its own.")
+        count = len(listed)
     else:
         try:
             count = int(devices)
         except (TypeError, ValueError):
-            raise ConfigurationError(
+            raise WrongKindError(
                 f"devices={devices!r}: give a number of workers, a list of devices or 'auto'."
             ) from None
         if isinstance(devices, bool) or (isinstance(devices, float) and devices != count):
-            raise ConfigurationError(f"devices={devices!r}: give a whole number of workers.")
+            raise WrongKindError(f"devices={devices!r}: give a whole number of workers.")
     if count == -1:
         return default
     if count < 1:

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from lightning_utilities.core.overrides import is_overridden
 
-from drivetrain.arguments import check_arguments, in_seconds
+from drivetrain.arguments import check_arguments, counted, in_seconds
 from drivetrain.callback import Callback
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConflictError
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
 from drivetrain.logger import Logger, SilentLogger
@@ -140,6 +140,9 @@ class Configuration:
             profiler = None
             logger = enable_checkpointing = enable_progress_bar = enable_model_summary = False
             num_sanity_val_steps = 0
+        limit_train_batches, limit_val_batches = counted(limit_train_batches), counted(limit_val_batches)
+        limit_test_batches, limit_predict_batches = counted(limit_test_batches), counted(limit_predict_batches)
+        overfit_batches, val_check_interval = counted(overfit_batches), counted(val_check_interval)
         fast = int(fast_dev_run)
         if fast:
             max_epochs, max_steps, num_sanity_val_steps, val_check_interval = 1, fast, 0, 1.0
@@ -162,7 +165,7 @@ class Configuration:
         self.limit_test_batches, self.limit_predict_batches = limit_test_batches, limit_predict_batches
         self.overfit_batches = overfit_batches
         self.val_check_seconds: float | None = None
-        if isinstance(val_check_interval, (str, timedelta, dict)):
+        if isinstance(val_check_interval, (str, timedelta, Mapping)):
             self.val_check_seconds, val_check_interval = in_seconds("val_check_interval", val_check_interval), None
         self.val_check_interval = 1.0 if val_check_interval is None else val_check_interval
         self.check_val_every_n_epoch = check_val_every_n_epoch
@@ -197,6 +200,7 @@ class Configuration:
         self.job: Job | None = placed.job
         self.accelerator_name, self.backend = placed.accelerator, placed.backend
         self.num_devices, self.num_nodes, self.world_size = placed.devices, placed.num_nodes, placed.world_size
+        self.gpus = placed.gpus
         self.declaration, self.strategy_options = placed.declaration, placed.options
         self.strategy_name = placed.declaration.name
         self.precision_plugin = precision_of(precision, loss_scale)
@@ -256,4 +260,4 @@ class Configuration:
         keys = [c.state_key for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:
-                raise ConfigurationError(f"two callbacks have the state key {key!r}: give them different arguments.")
+                raise ConflictError(f"two callbacks have the state key {key!r}: give them different arguments.")

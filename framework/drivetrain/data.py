@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from drivetrain.class_only import class_only
 from drivetrain.data_hooks import DataHooks
 from drivetrain.data_partition import DataPartitioner
 from drivetrain.hyperparameters import HyperparametersMixin
@@ -21,6 +23,9 @@ class DataModule(HyperparametersMixin, DataHooks):
     A loader's ``batch_size`` is the whole step's under ``Trainer(batch="global")``: each replica reads its part.
     """
 
+    CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "datamodule_hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "datamodule_hparams_type"
     name: str | None = None
     trainer: Any = None  # of the class, for projects that forget super().__init__()
 
@@ -37,7 +42,7 @@ class DataModule(HyperparametersMixin, DataHooks):
 
     def on_exception(self, exception: BaseException) -> None: ...
 
-    @classmethod
+    @class_only
     def load_from_checkpoint(
         cls,
         checkpoint_path: str | Path | IO[bytes],
@@ -63,7 +68,8 @@ class DataModule(HyperparametersMixin, DataHooks):
         num_workers: int = 0,
         **init_kwargs: Any,
     ) -> Self:
-        """A data module made of data sets; only the training set is shuffled."""
+        """A data module made of data sets; only the training set is shuffled. Its ``__init__`` is given ``batch_size``
+        and ``num_workers`` too, where it takes arguments of these names."""
 
         def loader(dataset: Any, shuffle: bool) -> Any:
             if isinstance(dataset, Mapping):
@@ -73,7 +79,10 @@ class DataModule(HyperparametersMixin, DataHooks):
             shuffle = shuffle and not isinstance(dataset, IterableDataset)
             return DataLoader(dataset, batch_size=batch_size, shuffle=shuffle, num_workers=num_workers)
 
-        module = cls(**init_kwargs)
+        taken = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        reading = {"batch_size": batch_size, "num_workers": num_workers}
+        module = cls(**init_kwargs, **{name: value for name, value in reading.items() if takes_any or name in taken})
         sets = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
         for name, dataset in sets.items():
             if dataset is not None:

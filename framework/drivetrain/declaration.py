@@ -153,8 +153,8 @@ class Variant:
     chosen: Callable[[Any], bool]
 
 
-def _no_conflicts(plan: Plan) -> list[Conflict]:
-    """A named function, not a lambda: a Trainer, which has its declaration, can be pickled."""
+def no_conflicts(plan: Plan) -> list[Conflict]:
+    """The check of a declaration that has none. It has a name, so that a Trainer can be pickled."""
     return []
 
 
@@ -180,7 +180,7 @@ class Declaration:
     implementation: str
     options: type = NoOptions
     support: Support = field(default_factory=Support)
-    check: Callable[[Plan], list[Conflict]] = _no_conflicts
+    check: Callable[[Plan], list[Conflict]] = no_conflicts
     preset_of: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
 

@@ -16,10 +16,14 @@ class DrivetrainError(Exception):
     exit_code = 1
 
 
-class ConfigurationError(DrivetrainError):
+class ConfigurationError(DrivetrainError, ValueError):
     """The request cannot be carried out as written; known before any step is taken (exit code 2)."""
 
     exit_code = 2
+
+
+class WrongKindError(ConfigurationError, TypeError):
+    """Something of another kind was given than what is asked for."""
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
@@ -30,8 +34,12 @@ class MissingPackageError(ConfigurationError, ModuleNotFoundError):
     """What was asked for needs a package that is not installed."""
 
 
-class HyperparameterError(ConfigurationError, RuntimeError):
-    """Module and data module have a hyper-parameter of one name with different values."""
+class ConflictError(ConfigurationError, RuntimeError):
+    """Two things that a module or a script gives do not go together."""
+
+
+class MissingPartError(ConfigurationError, AttributeError):
+    """An object does not have yet, or has not, what is asked of it."""
 
 
 class RemovedHookError(ConfigurationError, NotImplementedError):
@@ -40,6 +48,10 @@ class RemovedHookError(ConfigurationError, NotImplementedError):
 
 class CheckpointError(DrivetrainError):
     """A checkpoint is missing, damaged or does not fit the module."""
+
+
+class NoCheckpointError(CheckpointError, ValueError):
+    """A checkpoint is asked for by what it is (the best), and there is none yet."""
 
 
 class MisfitError(CheckpointError, RuntimeError):
@@ -54,10 +66,14 @@ class TrainingError(DrivetrainError, RuntimeError):
     """Training cannot go on: a loss that is not finite, not a scalar, or has no graph; a metric never logged."""
 
 
-class MetricError(TrainingError, ConfigurationError):
-    """A metric is logged or monitored in a way that does not fit, as only the run could show."""
+class MisuseError(TrainingError, ConfigurationError):
+    """A module's step gives, or calls, what does not fit, as only the run could show."""
 
     exit_code = 1
+
+
+class MetricError(MisuseError):
+    """A metric is logged or monitored in a way that does not fit."""
 
 
 class WorkerError(DrivetrainError):
@@ -73,7 +89,7 @@ class WorkerError(DrivetrainError):
 class Interrupted(DrivetrainError):
     """The job was asked to stop by a signal and stopped in order. ``exit_code`` is 128 + the signal's number."""
 
-    def __new__(cls, signum: int) -> Interrupted:
+    def __new__(cls, signum: int = signal.SIGTERM) -> Interrupted:
         return super().__new__(Terminated if signum == signal.SIGTERM else cls)
 
     def __init__(self, signum: int) -> None:
@@ -84,6 +100,9 @@ class Interrupted(DrivetrainError):
 
 class Terminated(Interrupted):
     """An :class:`Interrupted` by SIGTERM, whoever raises it."""
+
+    def __init__(self, signum: int = signal.SIGTERM) -> None:
+        super().__init__(signum)
 
 
 def by_keyboard(error: BaseException) -> bool:
@@ -103,6 +122,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+class PossibleUserWarning(UserWarning):
+    """Something looks like an oversight, and may be meant."""
 
 
 class EndStage(Exception):

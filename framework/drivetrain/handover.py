@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import warnings
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     from drivetrain import session
 
     trainer, request, folder = payload["trainer"], payload["request"], Path(payload["folder"])
-    trainer.job = job
+    trainer.job = job = replace(job, gpus=trainer.gpus)
     rng.restore(payload["random"])
     given = {key: _tensors(owner) for key, owner in _owners(trainer, request).items()}
     result = session.run(trainer, request, job)

@@ -144,6 +144,11 @@ def declared(
             f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
             " validation or test step, or in the start, batch or epoch hooks of these stages."
         )
+    if loader is not None and "/dataloader_idx_" in name:
+        raise MetricError(
+            f"self.log({name!r}, ...) names a loader, which is added to it: leave that out, or set"
+            " add_dataloader_idx=False."
+        )
     if not on_step and not on_epoch:
         raise MetricError(
             f"self.log({name!r}, on_step=False, on_epoch=False) in {hook} would go nowhere: set one of them."
@@ -152,7 +157,7 @@ def declared(
         raise MetricError(
             f"self.log({name!r}, on_step=True) cannot be called in {hook}, which belongs to no step: leave on_step out."
         )
-    called = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
+    called = reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
     if called not in _REDUCTIONS:
         raise MetricError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
     metric = None

@@ -110,7 +110,7 @@ class Metrics:
             value = value._forward_cache
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise TrainingError(
+                raise MetricError(
                     f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
                     " value.mean() or one element."
                 )
@@ -123,7 +123,7 @@ class Metrics:
             try:
                 value = float(value)
             except (TypeError, ValueError):
-                raise TrainingError(
+                raise MetricError(
                     f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
                 ) from None
         if entry.reduction == "gmean":
@@ -234,6 +234,10 @@ class Metrics:
         the module, so that a rank that had no batch takes part with the metric's empty state.
         """
         found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
+        if reset:  # what is logged by step only is not in the columns, and begins anew with the epoch as well
+            for entry in self.entries.values():
+                if entry.metric is not None and not entry.on_epoch:
+                    entry.metric.reset()
         if not found:
             return Exchange({}, {}, [], [])
         modules = dict(self.named_modules())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.class_only import class_only
 from drivetrain.data_hooks import DataHooks
 from drivetrain.errors import ConfigurationError
 from drivetrain.hyperparameters import HyperparametersMixin
@@ -117,7 +120,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     @property
     def overrides_backward(self) -> bool:
-        return type(self).backward is not TrainModule.backward
+        return "backward" in self.__dict__ or type(self).backward is not TrainModule.backward
 
     def configure_gradient_clipping(
         self,
@@ -125,7 +128,9 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.clip_gradients(
+            optimizer, gradient_clip_val=gradient_clip_val, gradient_clip_algorithm=gradient_clip_algorithm
+        )
 
     def clip_gradients(
         self,
@@ -217,6 +222,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
         """
         trainer = self._trainer
         if trainer is None:
+            warnings.warn(f"self.log({name!r}, ...) is called without a Trainer: nothing is logged.", stacklevel=2)
             return
         if sync_dist_group is not None:
             raise ConfigurationError(
@@ -239,7 +245,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
         """:meth:`log` for each item; the options are the same."""
-        for name, value in dictionary.items():
+        for name, value in _items(dictionary):
             self.log(name, value, **options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -350,7 +356,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
             parameter.requires_grad = True
         return self.train()
 
-    @classmethod
+    @class_only
     def load_from_checkpoint(
         cls,
         checkpoint_path: str | Path | IO[bytes],
@@ -438,3 +444,12 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
+
+
+def _items(dictionary: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """The items of ``dictionary``. Metrics of a MetricCollection share states, and copies would be made of these for
+    whoever looks at them."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is not None and isinstance(dictionary, torchmetrics.MetricCollection):
+        return dictionary.items(keep_base=False, copy_state=False)
+    return dictionary.items()

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -58,7 +59,15 @@ def parse_configuration(
                 f"configure_optimizers returned a {type(optimizer).__name__} where an optimizer is needed: return an"
                 " optimizer, a list of them, (optimizers, schedulers) or a dict with 'optimizer'."
             )
-    return optimizers, [_scheduler(item, monitor, steps_schedulers, warns) for item in schedulers]
+    configs = [_scheduler(item, monitor, steps_schedulers, warns) for item in schedulers]
+    for config in configs:
+        changed = getattr(config.scheduler, "optimizer", None)
+        if changed is not None and not any(changed is optimizer for optimizer in optimizers):
+            raise ConfigurationError(
+                f"configure_optimizers returned a {type(config.scheduler).__name__} that changes the rate of an"
+                " optimizer which was not returned: make it of one that is."
+            )
+    return optimizers, configs
 
 
 def _known(given: Mapping[str, Any], keys: tuple[str, ...], what: str, warns: bool) -> dict[str, Any]:
@@ -68,7 +77,7 @@ def _known(given: Mapping[str, Any], keys: tuple[str, ...], what: str, warns: bo
             said = f"configure_optimizers: unknown {what} {key!r}, {nearest(str(key), keys)}"
             if not warns:
                 raise ConfigurationError(said)
-            warnings.warn(f"{said}; it is passed over", stacklevel=2)
+            warnings.warn(f"{said}; it is passed over", RuntimeWarning, stacklevel=2)
     return {key: value for key, value in given.items() if key in keys}
 
 
@@ -193,10 +202,13 @@ class TrainOptimizer:
         return repr(self.__dict__["_optimizer"])
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """One step through the strategy; ``closure`` must do forward, zeroing and backward."""
+        """One step through the strategy; ``closure`` must do forward, zeroing and backward. ``kwargs`` are the
+        optimizer's own."""
         if closure is not None and not callable(closure):
             raise ConfigurationError("optimizer.step(closure): the closure must be callable.")
-        return self.__dict__["_step"](self.__dict__["_optimizer"], closure)
+        optimizer = self.__dict__["_optimizer"]
+        with _stepping_with(optimizer, kwargs) if kwargs else nullcontext():
+            return self.__dict__["_step"](optimizer, closure)
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
@@ -204,6 +216,20 @@ class TrainOptimizer:
         are averaged when the optimizer steps."""
         with self.__dict__["_toggled"](self):
             yield
+
+
+@contextmanager
+def _stepping_with(optimizer: Optimizer, options: Mapping[str, Any]) -> Iterator[None]:
+    """Let ``optimizer.step``, whoever calls it, take ``options``: strategies and scalers need not know them."""
+    former = vars(optimizer).get("step")  # schedulers put one there that counts
+    optimizer.step = partial(optimizer.step, **options)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        if former is None:
+            del optimizer.step
+        else:
+            optimizer.step = former  # type: ignore[method-assign]
 
 
 _OWN = frozenset({"optimizer", "step", "toggle_model", "__dict__", "__class__"})

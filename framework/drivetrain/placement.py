@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from drivetrain import registry
-from drivetrain.arguments import resolve_devices
+from drivetrain.arguments import listed_devices, resolve_devices
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import Job, current_job
@@ -26,6 +26,7 @@ class Placement:
         devices: workers on this node.
         world_size: workers on all nodes.
         options: the strategy's options.
+        gpus: which GPUs the workers of this node use, where that was said.
     """
 
     accelerator: str
@@ -36,6 +37,7 @@ class Placement:
     world_size: int
     declaration: Declaration
     options: Any
+    gpus: tuple[int, ...] = ()
 
 
 def place(
@@ -51,23 +53,33 @@ def place(
     if backend == "nccl" and not gpus:
         raise ConfigurationError("backend=nccl needs GPUs: use backend=gloo.")
     job = current_job()
-    declaration, given = _declaration(strategy, many=job.world_size > 1 if job else gpus > 1 or _several(devices))
+    declaration, given = _declaration(strategy, many=job.world_size > 1 if job else _several(devices, gpus))
     options = strategy_options(declaration, given)
     default = 1 if declaration.support.max_world_size == 1 else gpus or cpu_workers
     if job is None:
         count = resolve_devices(devices, gpus, kind, default)
-        return Placement(kind, backend, None, count, num_nodes, count * num_nodes, declaration, options)
+        gpus_named = _named(devices, kind)
+        return Placement(kind, backend, None, count, num_nodes, count * num_nodes, declaration, options, gpus_named)
     count = resolve_devices(devices, gpus, kind, job.local_world_size)
     if count != job.local_world_size:
         raise ConfigurationError(
             f"devices={devices}: the job that was started has {job.local_world_size} workers on this node: leave"
             " devices out or start that many."
         )
-    return Placement(kind, backend, job, count, job.num_nodes, job.world_size, declaration, options)
+    job = replace(job, gpus=_named(devices, kind))
+    return Placement(kind, backend, job, count, job.num_nodes, job.world_size, declaration, options, job.gpus)
 
 
-def _several(devices: Any) -> bool:
-    return devices not in ("auto", None, 1, "1", [0], "0,", (0,))
+def _named(devices: Any, accelerator: str) -> tuple[int, ...]:
+    return tuple(listed_devices(devices) or ()) if accelerator == "cuda" else ()
+
+
+def _several(devices: Any, gpus: int) -> bool:
+    """Whether that may be more than one worker, where nobody chose a strategy."""
+    if devices in ("auto", None):
+        return gpus > 1
+    listed = listed_devices(devices)
+    return len(listed) > 1 if listed is not None else devices not in (1, "1")
 
 
 def _declaration(strategy: Any, many: bool) -> tuple[Declaration, dict[str, Any]]:

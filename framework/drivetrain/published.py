@@ -114,7 +114,7 @@ class PublishedMetrics:
                 scalars.setdefault("epoch", self.trainer.current_epoch)
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:
-                logger.log_metrics(dict(scalars), step=max(0, step))
+                logger.log_metrics(metrics=dict(scalars), step=max(0, step))
                 if not logger.saves_by_itself:
                     logger.save()
 

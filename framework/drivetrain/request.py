@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from lightning_utilities.core.overrides import is_overridden
 from drivetrain import resumption, stage_data
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, RemovedHookError
+from drivetrain.errors import ConfigurationError, ConflictError, RemovedHookError, WrongKindError
 from drivetrain.folders import refuse_unwritable
 from drivetrain.module import TrainModule
 
@@ -59,7 +60,7 @@ def check(trainer: Trainer, request: Request) -> None:
     """Refuse what cannot run, before anything starts."""
     module, stage = request.module, request.stage
     if not isinstance(module, TrainModule):
-        raise ConfigurationError(
+        raise WrongKindError(
             f"trainer.{stage} needs a TrainModule, not a {type(module).__name__}: derive the model from"
             " drivetrain.TrainModule."
         )
@@ -72,10 +73,19 @@ def check(trainer: Trainer, request: Request) -> None:
                 f"{name} defines {hook}, which nothing calls: keep what the steps give in an attribute and use"
                 f" on_{hook.replace('training', 'train')}."
             )
+    if (
+        stage == "fit"
+        and module.automatic_optimization
+        and "optimizer_idx" in inspect.signature(module.training_step).parameters
+    ):
+        raise ConflictError(
+            f"{name}.training_step takes optimizer_idx, which nothing gives: set automatic_optimization = False and"
+            " step the optimizers in it, or configure one."
+        )
     if stage == "fit" and not is_overridden("configure_optimizers", module, TrainModule):
         raise ConfigurationError(f"{name} has no configure_optimizers: define it and return an optimizer.")
     if request.datamodule is not None and not isinstance(request.datamodule, DataHooks):
-        raise ConfigurationError(
+        raise WrongKindError(
             f"datamodule is a {type(request.datamodule).__name__}, not a DataModule: pass loaders as"
             " train_dataloaders, val_dataloaders or dataloaders."
         )

@@ -13,7 +13,7 @@ from drivetrain import checkpoint as store
 from drivetrain import snapshot
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import single
-from drivetrain.errors import CheckpointError, ConfigurationError, MissingCheckpointError
+from drivetrain.errors import CheckpointError, ConfigurationError, MissingCheckpointError, NoCheckpointError
 from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
@@ -60,21 +60,25 @@ def named(trainer: Trainer, spec: str | Path | store.Verified | None) -> str | P
     return getattr(trainer.checkpoint_callback, "best_model_path", "") or spec if spec == "best" else spec
 
 
+# What the first rank tells the others of an error, besides its text; the most general last.
+_KINDS = (MissingCheckpointError, NoCheckpointError, CheckpointError)
+
+
 def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | None:
     """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
     if spec is None:
         return None
     communicator = trainer.strategy.communicator
-    found: list[Any] = [None, None, False]
+    found: list[Any] = [None, None, 0]
     if communicator.rank == 0:
         try:
             path = _look(trainer, spec)
-            found = [None if path is None else str(path), None, False]
+            found = [None if path is None else str(path), None, 0]
         except CheckpointError as error:
-            found = [None, str(error), isinstance(error, MissingCheckpointError)]
-    path_text, problem, missing = communicator.all_gather_plain(found)[0]
+            found = [None, str(error), next(n for n, kind in enumerate(_KINDS) if isinstance(error, kind))]
+    path_text, problem, kind = communicator.all_gather_plain(found)[0]
     if problem is not None:
-        raise MissingCheckpointError(problem) if missing else CheckpointError(problem)
+        raise _KINDS[kind](problem)
     return None if path_text is None else Path(path_text)
 
 

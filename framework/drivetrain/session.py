@@ -20,7 +20,15 @@ from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError, EndStage, Interrupted, TrainingError, by_keyboard, note_place
+from drivetrain.errors import (
+    ConfigurationError,
+    ConflictError,
+    EndStage,
+    Interrupted,
+    TrainingError,
+    by_keyboard,
+    note_place,
+)
 from drivetrain.hooks import Hooks
 from drivetrain.late_import import drawing_nothing
 from drivetrain.launch import Job, signals
@@ -74,7 +82,9 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
     """Tell those who must know; then leave without a word to the other ranks, who may be gone."""
     status = "interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
     trainer.status = status
-    told = KeyboardInterrupt() if trainer.meanings.keyboard == "exit" and by_keyboard(error) else error
+    told = error
+    if trainer.meanings.keyboard == "exit" and by_keyboard(error) and not isinstance(error, KeyboardInterrupt):
+        told = KeyboardInterrupt()
     try:
         try:
             if trainer.hooks is not None:
@@ -209,6 +219,7 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
 def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
     trainer.validation = EvaluateLoop(trainer, "validation") if stage_data.validates(trainer) else None
+    stage_data.tell_of_half_a_validation(trainer)
     if trainer.meanings.loaders == "first":
         stage_data.training(trainer)
         stage_data.validation(trainer)
@@ -235,6 +246,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     hooks("on_fit_start")
     stage_loggers.log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
+    trainer.lightning_module.zero_grad()  # what was computed before is no part of it
     _part_random_streams(trainer)
     checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
     if loaded is None or (checks_resumed and trainer.max_steps == -1):
@@ -250,13 +262,16 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
 def _configure(trainer: Trainer) -> list[Optimizer]:
     """The module's optimizers; its schedulers go to the trainer. Refuses what the strategy does not do."""
     module = trainer.lightning_module
+    configured = module.configure_optimizers()
+    if configured is None and trainer.is_global_zero:
+        warnings.warn(f"{type(module).__name__}.configure_optimizers gave None: nothing is trained.", stacklevel=2)
     optimizers, trainer.lr_scheduler_configs = parse_configuration(
-        module.configure_optimizers(),
+        configured,
         steps_schedulers=module.automatic_optimization,
         warns=trainer.meanings.extra_keys == "warn",
     )
     if module.automatic_optimization and len(optimizers) > 1:
-        raise ConfigurationError(
+        raise ConflictError(
             f"{type(module).__name__} configures {len(optimizers)} optimizers: set automatic_optimization = False and"
             " step them in training_step, or configure one."
         )
@@ -309,6 +324,7 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
             snapshot.restore_weights(trainer, loaded)
             if trainer.meanings.checkpoint == "file":
                 snapshot.restore_parts(trainer, loaded.shared)
+    trainer.lightning_module.zero_grad()  # those of a fit before need no memory any more
     which = LOADER_OF[stage]
     nothing = stage != "predict" and trainer.limits[which] == 0
     found = [] if nothing else stage_data.sources(trainer, request, which)

@@ -8,6 +8,7 @@ the first ``n`` replicas and the others sit the batch out.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
-from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.loaders import reading_options
@@ -71,9 +72,12 @@ class BatchSource:
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order == "torch" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
-            loader = read_in_order(loader)
+            shuffled, loader = loader, read_in_order(loader)
+            if training and loader is not shuffled:
+                warnings.warn("overfit_batches reads the training data in order, not shuffled.", stacklevel=2)
         self._noted: Noted | None = None
-        if self.natural and numbers and type(loader) is DataLoader and loader.batch_sampler is not None:
+        numbered = numbers and type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
+        if self.natural and numbered and loader.batch_sampler is not None:
             self._noted = Noted(loader.batch_sampler)
             loader = DataLoader(
                 loader.dataset, batch_sampler=self._noted, generator=loader.generator, **reading_options(loader)
@@ -93,7 +97,7 @@ class BatchSource:
         self.stream = True
         self._batches: Any = loader
         if not hasattr(loader, "__iter__"):
-            raise ConfigurationError(
+            raise WrongKindError(
                 f"a loader must be iterable, this one is a {type(loader).__name__}: return a DataLoader or a list"
                 " of batches."
             )

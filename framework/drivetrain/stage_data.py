@@ -11,7 +11,7 @@ from lightning_utilities.core.overrides import is_overridden
 from drivetrain import worker_seeds
 from drivetrain.combined_source import evaluation_sources, training_source
 from drivetrain.data_hooks import DataHooks
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.loops.evaluate import EvaluateLoop, empty
 from drivetrain.module import TrainModule
 from drivetrain.sharding import BatchSource
@@ -83,7 +83,19 @@ def training(trainer: Trainer) -> BatchSource:
         trainer.train_source = sources(trainer, trainer.request, "train")[0]
         trainer.strategy.check_data(trainer.train_source.loader)
         trainer.val_check_batch = _validation_interval(trainer)
+        _tell_of_rare_logs(trainer)
     return trainer.train_source
+
+
+def _tell_of_rare_logs(trainer: Trainer) -> None:
+    every, batches = trainer.log_every_n_steps, trainer.num_training_batches
+    if batches < every and trainer.loggers and not trainer.fast_dev_run and trainer.is_global_zero:
+        warnings.warn(
+            f"log_every_n_steps={every} is more than the {batches} batches of an epoch: what is logged by step is"
+            " written in some epochs only; set it lower to see more.",
+            PossibleUserWarning,
+            stacklevel=2,
+        )
 
 
 def validates(trainer: Trainer) -> bool:
@@ -92,6 +104,20 @@ def validates(trainer: Trainer) -> bool:
     assert request is not None
     has_step = is_overridden("validation_step", request.module, TrainModule)
     return has_step and trainer.limits["val"] != 0 and loader_of(request, "val") is not None
+
+
+def tell_of_half_a_validation(trainer: Trainer) -> None:
+    """Where a fit has validation data and no step for them, or the reverse, which is not seen otherwise."""
+    request = trainer.request
+    assert request is not None
+    has_step = is_overridden("validation_step", request.module, TrainModule)
+    has_data = loader_of(request, "val") is not None
+    if has_step != has_data and trainer.limits["val"] != 0 and trainer.is_global_zero:
+        module = type(request.module).__name__
+        had, missing = ("validation data", "validation_step")[:: -1 if has_step else 1]
+        warnings.warn(
+            f"there is {had} and no {missing} in {module}: nothing is validated.", PossibleUserWarning, stacklevel=2
+        )
 
 
 def validation(trainer: Trainer) -> EvaluateLoop | None:
@@ -151,7 +177,7 @@ def _validation_interval(trainer: Trainer) -> int | float:
     interval = trainer.val_check_interval
     length = 1 if trainer.strategy.support.rounds else trainer.num_training_batches  # a round is one to the loop
     if isinstance(interval, int):
-        if trainer.check_val_every_n_epoch is not None and interval > length:
+        if trainer.check_val_every_n_epoch is not None and trainer.validation is not None and interval > length:
             raise ConfigurationError(
                 f"val_check_interval={interval} is more than the {length} batches of an epoch: set"
                 " check_val_every_n_epoch=None to count over epochs, or a smaller interval."

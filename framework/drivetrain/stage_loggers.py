@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.checkpoint import rng
-from drivetrain.errors import HyperparameterError
+from drivetrain.errors import ConflictError
 from drivetrain.logger import Logger
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def log_hyperparameters(trainer: Trainer) -> None:
     """Hyper-parameters and the module's graph, for loggers that write them.
 
     Raises:
-        HyperparameterError: module and data module have one of the same name with different values.
+        ConflictError: module and data module have one of the same name with different values.
     """
     owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
     params: dict[str, Any] = {}
     for owner in owners if trainer.loggers else []:
         for name, value in owner.hparams_initial.items():
             if name in params and not _same(params[name], value):
-                raise HyperparameterError(
+                raise ConflictError(
                     f"the hyper-parameter {name!r} is {params[name]!r} in {type(trainer.lightning_module).__name__} and"
                     f" {value!r} in {type(owner).__name__}, and loggers can write one: rename it in one of them, or"
                     " give one save_hyperparameters(logger=False)."

@@ -166,7 +166,7 @@ class Strategy(StrategyView):
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job
         if job.accelerator == "cuda":
-            self.device = torch.device("cuda", job.local_rank)
+            self.device = torch.device("cuda", job.gpu)
             torch.cuda.set_device(self.device)
         init_process_group(job, device=self.device)
         if job.world_size > 1:

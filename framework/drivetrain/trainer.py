@@ -19,7 +19,7 @@ from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
-from drivetrain.errors import ConfigurationError, Interrupted, by_keyboard
+from drivetrain.errors import ConfigurationError, Interrupted, MissingPartError, WrongKindError, by_keyboard
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
 from drivetrain.metrics import Metrics
@@ -111,7 +111,7 @@ class Trainer(TrainerState):
     ) -> None:
         """Save the run as a checkpoint directory at ``filepath``; every worker must call it."""
         if self.lightning_module is None:
-            raise ConfigurationError("save_checkpoint needs a module: call fit first.")
+            raise MissingPartError("save_checkpoint needs a module: call fit first.")
         if storage_options is not None:
             raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
         clock = perf_counter()
@@ -140,7 +140,9 @@ class Trainer(TrainerState):
     def init_module(self, empty_init: bool | None = None) -> Iterator[None]:
         """While it lasts modules are made in the precision's dtype and, with one process or one GPU for each, on the
         device that they are trained on. ``empty_init`` leaves weights as memory was, to be loaded from a checkpoint."""
-        device = torch.device(self.accelerator_name if self.job is None else self.strategy.device)
+        device = self.strategy.device
+        if self.job is None:
+            device = torch.device(self.accelerator_name, *self.gpus[:1])
         with self.precision_plugin.init_context(), device if self.world_size == 1 else nullcontext():
             with EmptyInit() if empty_init else nullcontext():
                 yield
@@ -176,7 +178,7 @@ class Trainer(TrainerState):
         if model is not None:
             return model, ckpt_path
         if self.lightning_module is None:
-            raise ConfigurationError("there is no module: pass one, or call fit before.")
+            raise WrongKindError("there is no module: pass one, or call fit before.")
         if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", None):
             ckpt_path = "best"
         return self.lightning_module, ckpt_path
@@ -202,7 +204,7 @@ class Trainer(TrainerState):
                 self._adopted = fit.counters()
         if self.job is None and self.world_size > 1:
             return handover.in_workers(self, request)
-        alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout)
+        alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)
         result = session.run(self, request, self.job or alone)
         if request.stage == "predict":
             return handover.gather_predictions(self.strategy.communicator, result)

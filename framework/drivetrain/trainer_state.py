@@ -333,8 +333,8 @@ class TrainerState(Configuration):
 
     @property
     def device_ids(self) -> list[int]:
-        """Numbers of this node's devices."""
-        return list(range(self.num_devices))
+        """Numbers of the devices of this node's workers."""
+        return list(self.gpus or range(self.num_devices))
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.checkpoint import manifest, replace, single
-from drivetrain.errors import CheckpointError, MissingCheckpointError, nearest
+from drivetrain.errors import CheckpointError, MissingCheckpointError, NoCheckpointError, nearest
 
 LAST = "last.ckpt"
 
@@ -41,7 +41,7 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
     folder = Path(folder)
     if spec == "best":
         if best is None:
-            raise CheckpointError(
+            raise NoCheckpointError(
                 "there is no best checkpoint yet: no metric was monitored when saving; use 'last' or a path"
             )
         return _checked(_existing(Path(best), folder))

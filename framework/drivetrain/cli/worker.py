@@ -166,6 +166,8 @@ class _Part(partial[Any]):
                 _try_a_step(made)
             else:
                 _try_its_closure(self)
+        except ConfigurationError:  # it says its own
+            raise
         except (TypeError, ValueError, ArithmeticError) as error:
             given = ", ".join(f"{name}={value}" for name, value in self.keywords.items())
             raise ConfigurationError(f"{self.where} ({given}) is refused: {error}") from error

@@ -76,6 +76,6 @@ def _device(torch: Any, job: Job | None) -> str:
     if torch is not None and torch.cuda.is_initialized():
         return f"cuda:{torch.cuda.current_device()}"
     if job is not None and job.origin in ("local", "inline"):
-        return f"cuda:{job.local_rank}" if job.accelerator == "cuda" else "cpu"
+        return f"cuda:{job.gpu}" if job.accelerator == "cuda" else "cpu"
     local_rank = 0 if job is None else job.local_rank
     return f"cuda:{local_rank}" if local_rank < gpu_count() else "cpu"

@@ -25,6 +25,7 @@ class Job:
         origin: who started the workers: ``"inline"`` (this process is the only worker), ``"local"`` (our launcher),
             ``"torchrun"``, ``"slurm"`` or ``"mpi"``.
         attempt: how often the workers were started before; part of the store's key prefix.
+        gpus: which of this node's GPUs its workers use, one each; empty for the first ones.
     """
 
     rank: int = 0
@@ -40,6 +41,12 @@ class Job:
     timeout: float = 300.0
     origin: str = "inline"
     attempt: int = 0
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def gpu(self) -> int:
+        """Number of this worker's GPU among those that torch sees."""
+        return self.gpus[self.local_rank] if self.gpus else self.local_rank
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data that ``Job(**data)`` restores."""

@@ -7,6 +7,7 @@ import warnings
 from argparse import Namespace
 from ast import literal_eval
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def save_hparams_to_yaml(
     kept: dict[str, Any] = {}
     for name, value in values.items():
         plain = OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
+        plain = plain.name if isinstance(plain, Enum) else plain
         try:
             yaml.safe_dump(plain)
         except yaml.YAMLError:

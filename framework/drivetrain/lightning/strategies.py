@@ -29,6 +29,7 @@ def _names() -> dict[str, dict[str, Any]]:
         for suffix, options in unused.items():
             names[f"ddp{start}{suffix}"] = {"name": "ddp", **options}
     names["fsdp"] = {"name": "fsdp"}
+    names["single_device"] = {"name": "single"}
     for stage, name in ((2, "deepspeed"), (1, "deepspeed_stage_1"), (2, "deepspeed_stage_2"), (3, "deepspeed_stage_3")):
         names[name] = {"name": "zero", "stage": stage}
     return names
@@ -83,7 +84,7 @@ class Asked(metaclass=_Kind):
             self.settings["checkpoint_io"] = writer
         accelerator = options.pop("accelerator", None)
         if accelerator is not None:
-            self.settings["accelerator"] = accelerator
+            self.settings["own_accelerator"] = accelerator
         self._take(options)
 
     def _take(self, options: Mapping[str, Any]) -> None:
@@ -151,10 +152,11 @@ def meaning_of(strategy: Any) -> tuple[Any, dict[str, Any]]:
     if isinstance(strategy, Asked):
         return dict(strategy.wanted), dict(strategy.settings)
     if isinstance(strategy, str):
-        if strategy in _REFUSED:
-            raise ConfigurationError(f"strategy={strategy}: nothing is offloaded here, {_REFUSED[strategy]}.")
-        if strategy in NAMES:
-            return dict(NAMES[strategy]), {}
+        name = strategy.lower()
+        if name in _REFUSED:
+            raise ConfigurationError(f"strategy={strategy}: nothing is offloaded here, {_REFUSED[name]}.")
+        if name in NAMES:
+            return dict(NAMES[name]), {}
     return strategy, {}
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
 from drivetrain.callback import Callback
 from drivetrain.declaration import Declaration
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, nearest
+from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
@@ -128,21 +129,22 @@ class Trainer(drivetrain.trainer.Trainer):
             )
         refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
+        own = settings.pop("own_accelerator", None)
+        if own is not None:
+            if accelerator != "auto":
+                raise ConfigurationError(
+                    f"accelerator={accelerator!r}, and the strategy has one of its own: give it to one of them only."
+                )
+            accelerator = own
         if isinstance(accelerator, Accelerator):
-            accelerator = given["accelerator"] = accelerator.name
+            accelerator = accelerator.name
         wanted = settings.get("accelerator", accelerator)
         if accelerator not in ("auto", wanted) and (accelerator, wanted) != ("gpu", "cuda"):
             raise ConfigurationError(
                 f"accelerator={accelerator!r} goes against the device of the strategy, a {wanted}: say it in one place."
             )
-        accelerator = wanted
+        given["accelerator"] = accelerator = wanted
         writer = settings.pop("checkpoint_io", None)
-        if "accelerator" in settings:
-            if accelerator != "auto":
-                raise ConfigurationError(
-                    f"accelerator={accelerator!r}, and the strategy has one of its own: give it to one of them only."
-                )
-            given["accelerator"] = accelerator = settings.pop("accelerator")
         given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)
@@ -186,6 +188,12 @@ class Trainer(drivetrain.trainer.Trainer):
         if self.max_epochs is None:
             timed = self.max_time is not None or any(hasattr(callback, "time_remaining") for callback in self.callbacks)
             self.max_epochs = -1 if self.max_steps != -1 or timed else 1000
+            if self.max_epochs == 1000:
+                rank_zero_warn(
+                    "max_epochs is not given, nor another limit: training ends after 1000 epochs; max_epochs=-1 is for"
+                    " no limit.",
+                    category=PossibleUserWarning,
+                )
         if self.min_epochs is None:
             self.min_epochs = int(self.min_steps is not None)
 

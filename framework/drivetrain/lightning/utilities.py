@@ -39,6 +39,7 @@ from drivetrain.combined import CombinedLoader as CombinedLoader
 from drivetrain.data import DataModule
 from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
+from drivetrain.errors import PossibleUserWarning as PossibleUserWarning
 from drivetrain.errors import Terminated as SIGTERMException  # noqa: F401
 from drivetrain.hyperparameters import HyperparametersMixin as HyperparametersMixin
 from drivetrain.lightning import deep_names
@@ -199,10 +200,6 @@ class WarningCache(_WarningCache):
 
     def deprecation(self, message: str, stacklevel: int = 6, **kwargs: Any) -> None:
         super().deprecation(message, stacklevel, **{"category": LightningDeprecationWarning, **kwargs})
-
-
-class PossibleUserWarning(UserWarning):
-    """A warning that may not concern the user."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:

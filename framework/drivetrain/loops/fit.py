@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data
 from drivetrain.comm import phase
-from drivetrain.errors import TrainingError
+from drivetrain.errors import PossibleUserWarning, TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
 from drivetrain.loops.evaluate import takes
@@ -133,6 +134,8 @@ class FitLoop(RunningLoop):
         self.schedules.start()
         if trainer.meanings.modes == "train":
             self.module.train()
+        else:
+            self._tell_of_modes()
         if not self.resumed and not self.opened and trainer.random_state is None:
             # A later call of fit opens anew, in Lightning's natural order. What goes on from saved random states opens
             # when they are back, as the run did that they are of.
@@ -153,6 +156,16 @@ class FitLoop(RunningLoop):
         self.timing.total += perf_counter() - self.timing.started
         trainer.training = True
         hooks("on_train_end")
+
+    def _tell_of_modes(self) -> None:
+        resting = sum(not part.training for part in self.module.modules())
+        if resting and self.trainer.is_global_zero:
+            warnings.warn(
+                f"{resting} parts of {type(self.module).__name__} are in evaluation mode and are trained in it:"
+                " call train() where dropout and running statistics are meant to work.",
+                PossibleUserWarning,
+                stacklevel=2,
+            )
 
     @property
     def finished(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 
 from drivetrain.comm import phase
-from drivetrain.errors import TrainingError
+from drivetrain.errors import MisuseError
 from drivetrain.loops.step import MicroStep
 from drivetrain.optimizer import TrainOptimizer, needs_closure
 from drivetrain.strategy import SkipStep
@@ -92,7 +92,7 @@ class Optimization:
             self.module.optimizer_step(self.fit.epoch, last.index, self.wrapped[0], closure)
             self.steps += self.counts_each  # one a window, and afterwards: warm-ups read the count after their step
             if not called:
-                raise TrainingError(
+                raise MisuseError(
                     f"{type(self.module).__name__}.optimizer_step did not run its closure: call"
                     " optimizer.step(closure=optimizer_closure)."
                 )
@@ -115,8 +115,12 @@ class Optimization:
     def manual_backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward of a loss of the micro-batch at hand in manual optimisation."""
         micro = self._micro
+        if self.module.automatic_optimization:
+            raise MisuseError(
+                "manual_backward is for manual optimisation: set automatic_optimization = False, or return the loss."
+            )
         if micro is None:
-            raise TrainingError("manual_backward is called outside of training_step: call it within.")
+            raise MisuseError("manual_backward is called outside of training_step: call it within.")
         if args:
             kwargs["gradient"] = args[0]
         self.hooks("on_before_backward", loss)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.comm import phase
-from drivetrain.errors import TrainingError, note_place
+from drivetrain.errors import MisuseError, TrainingError, note_place
 from drivetrain.loops.boundary import nonfinite
 
 if TYPE_CHECKING:
@@ -93,14 +93,14 @@ class MicroStep:
         if output is None:
             return None
         if not isinstance(output, Mapping):
-            raise TrainingError(
+            raise MisuseError(
                 f"training_step returned a {type(output).__name__}: return the loss, a mapping with 'loss', or None"
                 " to skip the batch."
             )
         if "loss" not in output:
             if not self._fit.module.automatic_optimization:
                 return None
-            raise TrainingError(
+            raise MisuseError(
                 f"training_step returned a mapping without 'loss' (it has {', '.join(map(str, output)) or 'nothing'})."
             )
         loss = output["loss"]

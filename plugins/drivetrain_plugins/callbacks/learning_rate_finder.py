@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, EndStage, nearest
+from drivetrain.errors import ConfigurationError, EndStage, MissingPartError, nearest
 from drivetrain_plugins.tuner import attributes
 from drivetrain_plugins.tuner.learning_rate_range import LearningRateRange, range_test
 
@@ -100,7 +100,7 @@ class LearningRateFinder(Callback):
         for name in names:
             if attributes.places(trainer, name):
                 return name
-        raise ConfigurationError(
+        raise MissingPartError(
             f"{type(trainer.lightning_module).__name__} has no {' or '.join(names)}, as an attribute or among its"
             " hparams, to set the learning rate in: name one with attr_name, or set update_attr=False."
         )

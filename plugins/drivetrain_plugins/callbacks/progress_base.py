@@ -100,8 +100,9 @@ class ProgressBar(Callback):
 
     @property
     def total_val_batches(self) -> int | float:
-        """Validation batches of all loaders."""
-        return sum(self.trainer.num_val_batches)
+        """Validation batches of all loaders; none in an epoch of a fit that is not validated."""
+        fit = self.trainer.loop if self.trainer.stage == "fit" else None
+        return 0 if fit is not None and not fit.validations.in_epoch() else sum(self.trainer.num_val_batches)
 
     @property
     def total_test_batches(self) -> int | float:

@@ -24,7 +24,7 @@ class Guest:
     def __init__(self, job: Job) -> None:
         variables = {
             "DS_ACCELERATOR": "cuda" if job.accelerator == "cuda" else "cpu",
-            "LOCAL_RANK": str(job.local_rank),  # srun gives none
+            "LOCAL_RANK": str(job.gpu),  # it is taken for the number of the GPU; srun gives none
         }
         self._former = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)

@@ -1,0 +1,126 @@
+"""What a project may catch: errors are of the kinds that Lightning raises for the same mistake."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as theirs
+import pytest
+import torch
+from torch import nn
+
+import drivetrain.lightning as ours
+from tests.facade.recorder import QUIET, loader, net
+
+
+def module(L: Any, **parts: Any) -> Any:
+    """A module of ``L`` in which ``parts`` take the place of its methods."""
+
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    return type("Project", (Module,), parts)()
+
+
+def fit(L: Any, data: Any = None, flags: dict[str, Any] | None = None, **parts: Any) -> None:
+    one = {"max_epochs": 1, "accelerator": "cpu", "devices": 1}
+    trainer = L.Trainer(**{**QUIET, **one, **(flags or {})})
+    trainer.fit(module(L, **parts), loader() if data is None else data)
+
+
+def logging(value: Any) -> Callable[[Any], None]:
+    return lambda L: fit(L, training_step=lambda self, batch, batch_idx: self.log("value", value))
+
+
+def returning(value: Any) -> Callable[[Any], None]:
+    return lambda L: fit(L, training_step=lambda self, batch, batch_idx: value)
+
+
+def two_optimizers(self: Any) -> Any:
+    return [torch.optim.SGD(self.net.parameters(), lr=0.1) for _ in range(2)]
+
+
+class Kept:
+    """A callback's state under one name for all."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def callbacks_of_one_name(L: Any) -> None:
+    kind = type("Keeper", (Kept, L.Callback), {})
+    L.Trainer(**{**QUIET, "callbacks": [kind(), kind()]})
+
+
+def search(L: Any) -> None:
+    trainer = L.Trainer(**{**QUIET, "max_epochs": 1, "accelerator": "cpu", "devices": 1})
+    importlib.import_module(f"{L.__name__}.tuner").Tuner(trainer).lr_find(module(L), loader())
+
+
+MISTAKES: dict[str, Callable[[Any], Any]] = {
+    "accelerator": lambda L: L.Trainer(accelerator="abacus"),
+    "strategy": lambda L: L.Trainer(strategy="luck"),
+    "precision": lambda L: L.Trainer(precision="12"),
+    "nodes": lambda L: L.Trainer(num_nodes=0),
+    "devices": lambda L: L.Trainer(accelerator="cpu", devices="many"),
+    "limit": lambda L: L.Trainer(limit_train_batches=1.5),
+    "clip": lambda L: L.Trainer(gradient_clip_val="much"),
+    "barebones": lambda L: L.Trainer(barebones=True, enable_checkpointing=True),
+    "interval": lambda L: fit(L, flags={"val_check_interval": 1000}, validation_step=len, val_dataloader=loader),
+    "callbacks": callbacks_of_one_name,
+    "no module": lambda L: L.Trainer(**QUIET).fit(nn.Linear(1, 1)),
+    "no module yet": lambda L: L.Trainer(**QUIET).predict(),
+    "nothing to save": lambda L: L.Trainer(**QUIET).save_checkpoint("nothing.ckpt"),
+    "no best": lambda L: L.Trainer(**QUIET).validate(
+        module(L, validation_step=lambda *_: None), loader(), ckpt_path="best"
+    ),
+    "no loader": lambda L: fit(L, data=3),
+    "log text": logging("text"),
+    "log nothing": logging(None),
+    "log a vector": logging(torch.ones(2)),
+    "loss is text": returning("text"),
+    "no loss": returning({"accuracy": 1}),
+    "two optimizers": lambda L: fit(L, configure_optimizers=two_optimizers),
+    "backward": lambda L: fit(L, training_step=lambda self, batch, _: self.manual_backward(self.net(batch[0]).sum())),
+    "hyper-parameters": lambda L: module(L).save_hyperparameters(3),
+    "no rate": search,
+    "load into a module": lambda L: module(L).load_from_checkpoint("some.ckpt"),
+    "load into data": lambda L: L.LightningDataModule().load_from_checkpoint("some.ckpt"),
+}
+
+
+def kind_of(mistake: Callable[[Any], Any], L: Any) -> type[BaseException]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(Exception) as caught:  # noqa: PT011  (which one is the question)
+            mistake(L)
+    return caught.type
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES.values()), ids=list(MISTAKES))
+def test_a_mistake_raises_the_kind_of_error_that_lightning_raises(
+    mistake: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected, found = kind_of(mistake, theirs), kind_of(mistake, ours)
+    if expected.__name__ == "MisconfigurationException":
+        expected = importlib.import_module("drivetrain.lightning.utilities.exceptions").MisconfigurationException
+    assert issubclass(found, expected)
+
+
+def test_a_module_still_shows_its_class_methods() -> None:
+    """TorchScript and tools that list members look at them without a call."""
+    assert callable(module(ours).load_from_checkpoint)
+    module(ours).to_torchscript()

@@ -1,0 +1,300 @@
+"""Small things that a project can see, the same under both libraries."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, Mock
+
+import lightning.pytorch as theirs
+import pytest
+import torch
+import torchmetrics
+import tqdm
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
+from tests.facade.recorder import QUIET, loader, net
+
+tqdm.tqdm.monitor_interval = 0  # else it starts a thread
+both = pytest.mark.parametrize("L", [theirs, ours], ids=["lightning", "drivetrain"])
+
+
+def module(L: Any, **parts: Any) -> Any:
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.accuracy = torchmetrics.MeanMetric()
+            shared = {
+                "mean": torchmetrics.classification.BinaryPrecision(),
+                "max": torchmetrics.classification.BinaryRecall(),
+            }
+            self.collection = torchmetrics.MetricCollection(shared, prefix="all/")
+            self.seen: list[Any] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    return type("Project", (Module,), parts)()
+
+
+def trainer(L: Any, folder: Path, **flags: Any) -> Any:
+    given = {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "default_root_dir": str(folder)}
+    return L.Trainer(**{**QUIET, **given, **flags})
+
+
+@both
+def test_a_metric_that_is_logged_by_step_begins_anew_with_each_epoch(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.accuracy(1.0)
+        self.log("accuracy", self.accuracy)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_epoch_start(self: Any) -> None:
+        self.seen.append(self.accuracy._update_count)
+
+    project = module(L, training_step=training_step, on_train_epoch_start=on_train_epoch_start)
+    trainer(L, tmp_path, max_epochs=3).fit(project, loader())
+    assert project.seen == [0, 0, 0]
+    assert project.accuracy._update_count == 0
+
+
+@both
+def test_metrics_of_a_collection_go_on_sharing_their_states(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        guess = torch.rand(8)
+        self.collection(guess, guess.round().long())
+        self.log_dict(self.collection, on_epoch=True)
+        self.seen.append(self.collection._state_is_copy)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    project = module(L, training_step=training_step)
+    at_hand = trainer(L, tmp_path)
+    at_hand.fit(project, loader())
+    assert not any(project.seen)
+    assert {name for name in at_hand.callback_metrics if name.endswith("_epoch")} == {"all/mean_epoch", "all/max_epoch"}
+
+
+class Stepping(torch.optim.SGD):
+    """Takes more than a closure."""
+
+    def step(self, closure: Any = None, scale: float = 1.0) -> Any:  # type: ignore[override]
+        self.taken = [*getattr(self, "taken", []), scale]
+        return super().step(closure)
+
+
+@both
+def test_an_optimizers_own_arguments_reach_it(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+        optimizer.step(scale=2.0) if batch_idx else optimizer.step()
+        self.raw = optimizer.optimizer
+
+    def configure_optimizers(self: Any) -> Any:
+        return Stepping(self.net.parameters(), lr=0.1)
+
+    project = module(L, training_step=training_step, configure_optimizers=configure_optimizers)
+    project.automatic_optimization = False
+    trainer(L, tmp_path, limit_train_batches=3).fit(project, loader())
+    assert project.raw.taken == [1.0, 2.0, 2.0]
+    assert "step" not in vars(project.raw)
+
+
+@both
+def test_a_schedule_must_be_of_an_optimizer_that_is_stepped(L: Any, tmp_path: Path) -> None:
+    def configure_optimizers(self: Any) -> Any:
+        one, other = (torch.optim.SGD(self.net.parameters(), lr=0.1) for _ in range(2))
+        return [one], [torch.optim.lr_scheduler.StepLR(other, 1)]
+
+    mistake = importlib.import_module(f"{L.__name__}.utilities.exceptions").MisconfigurationException
+    with pytest.raises(mistake, match="optimizer"):
+        trainer(L, tmp_path).fit(module(L, configure_optimizers=configure_optimizers), loader())
+
+
+@both
+def test_a_step_of_lightning_1_is_refused(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int, optimizer_idx: int) -> Any: ...
+
+    with pytest.raises(RuntimeError, match="optimizer"):
+        trainer(L, tmp_path).fit(module(L, training_step=training_step), loader())
+
+
+@both
+def test_a_hook_may_be_switched_off(L: Any, tmp_path: Path) -> None:
+    project = module(L, validation_step=lambda self, batch, batch_idx: None)
+    project.on_validation_model_train = project.on_train_epoch_start = None
+    at_hand = trainer(L, tmp_path)
+    at_hand.fit(project, loader(), loader())
+    assert at_hand.current_epoch == 1
+
+
+@both
+def test_reductions_are_called_in_any_case(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.log("batches", 1.0, on_step=False, on_epoch=True, reduce_fx="SUM")
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    at_hand = trainer(L, tmp_path, limit_train_batches=3)
+    at_hand.fit(module(L, training_step=training_step), loader())
+    assert at_hand.callback_metrics["batches"] == 3
+
+
+@both
+def test_an_interval_of_no_validation_may_be_long(L: Any, tmp_path: Path) -> None:
+    at_hand = trainer(L, tmp_path, val_check_interval=1000, limit_val_batches=0)
+    at_hand.fit(module(L, validation_step=lambda *_: None), loader(), loader())
+    assert at_hand.current_epoch == 1
+
+
+@both
+def test_data_of_data_sets_know_how_they_are_read(L: Any) -> None:
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self, size: int, batch_size: int = 1) -> None:
+            super().__init__()
+            self.known = [size, batch_size]
+
+    data = TensorDataset(torch.zeros(8, 1))
+    assert Data.from_datasets(data, batch_size=4, size=3).known == [3, 4]
+
+
+@both
+def test_hooks_hear_of_the_very_interruption(L: Any, tmp_path: Path) -> None:
+    heard: list[BaseException] = []
+    raised = KeyboardInterrupt("by the project")
+
+    def on_fit_start(self: Any) -> None:
+        raise raised
+
+    class Listener(L.Callback):  # type: ignore[misc, name-defined]
+        def on_exception(self, trainer: Any, module: Any, error: BaseException) -> None:
+            heard.append(error)
+
+    former = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            trainer(L, tmp_path, callbacks=[Listener()]).fit(module(L, on_fit_start=on_fit_start), loader())
+    finally:
+        signal.signal(signal.SIGINT, former)  # Lightning ignores it from then on
+    assert heard == [raised]
+
+
+@both
+def test_loggers_are_told_metrics_by_name(L: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = importlib.import_module(f"{L.__name__}.loggers").CSVLogger
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(kind, "log_metrics", lambda self, *args, **named: told.append((args, sorted(named))))
+
+    def on_train_start(self: Any) -> None:
+        self.log("begun", 1.0)
+
+    trainer(L, tmp_path, logger=kind(str(tmp_path))).fit(module(L, on_train_start=on_train_start), loader())
+    assert told == [((), ["metrics", "step"])]
+
+
+class Rows(IterableDataset[Any]):
+    """A stream of rows."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.arange(6.0).reshape(6, 1))
+
+
+@both
+def test_a_stream_is_predicted(L: Any, tmp_path: Path) -> None:
+    project = module(L, predict_step=lambda self, batch, batch_idx: batch.sum())
+    found = trainer(L, tmp_path).predict(project, DataLoader(Rows(), batch_size=4))
+    assert [float(one) for one in found] == [6.0, 9.0]
+
+
+@both
+def test_the_bar_expects_no_validation_where_there_is_none(L: Any, tmp_path: Path) -> None:
+    bars = importlib.import_module(f"{L.__name__}.callbacks")
+
+    def on_train_epoch_end(self: Any) -> None:
+        self.seen.append(self.trainer.progress_bar_callback.total_val_batches)
+
+    parts: dict[str, Any] = {"validation_step": lambda *_: None, "on_train_epoch_end": on_train_epoch_end}
+    project = module(L, **parts)
+    bar = bars.TQDMProgressBar(refresh_rate=0)
+    flags = {"enable_progress_bar": True, "callbacks": [bar], "check_val_every_n_epoch": 2, "limit_val_batches": 2}
+    trainer(L, tmp_path, max_epochs=4, **flags).fit(project, loader(), loader())
+    assert project.seen == [0, 2, 0, 2]
+
+
+@both
+def test_a_hook_may_be_stood_in_for(L: Any, tmp_path: Path) -> None:
+    callback, project = L.Callback(), module(L)
+    callback.on_train_start, project.on_train_start = Mock(), Mock()
+    project.backward = Mock(side_effect=project.backward)
+    at_hand = trainer(L, tmp_path, callbacks=[callback], limit_train_batches=2)
+    at_hand.fit(project, loader())
+    callback.on_train_start.assert_called_once_with(at_hand, project)
+    project.on_train_start.assert_called_once_with()
+    assert project.backward.call_count == 2
+
+
+@both
+def test_gradients_of_before_are_let_go(L: Any, tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(self: Any) -> None:
+        seen.append(any(parameter.grad is not None for parameter in self.net.parameters()))
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    parts = {"on_train_start": look, "on_validation_start": look, "validation_step": lambda *_: None}
+    project = module(L, training_step=training_step, **parts)
+    at_hand = trainer(L, tmp_path, limit_train_batches=2)
+    project.net(torch.ones(1, project.net[0].in_features)).sum().backward()
+    at_hand.fit(project, loader())
+    at_hand.validate(project, loader())
+    assert seen == [False, False]
+
+
+@both
+def test_data_have_a_place_of_their_own_in_checkpoints(L: Any, tmp_path: Path) -> None:
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def __init__(self, size: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    at_hand = trainer(L, tmp_path)
+    at_hand.fit(module(L), datamodule=Data(5))
+    at_hand.save_checkpoint(tmp_path / "kept.ckpt")
+    content = torch.load(tmp_path / "kept.ckpt", weights_only=True)
+    assert content[Data.CHECKPOINT_HYPER_PARAMS_KEY] == {"size": 5}
+    assert content[Data.CHECKPOINT_HYPER_PARAMS_NAME] == "kwargs"
+
+
+class Speed(Enum):
+    """Of a project's hyper-parameters."""
+
+    SLOW = "1"
+
+
+@both
+def test_an_enumeration_is_written_by_name(L: Any, tmp_path: Path) -> None:
+    saving = importlib.import_module(f"{L.__name__}.core.saving")
+    saving.save_hparams_to_yaml(tmp_path / "hparams.yaml", {"speed": Speed.SLOW, "size": 3})
+    assert saving.load_hparams_from_yaml(tmp_path / "hparams.yaml") == {"speed": "SLOW", "size": 3}
+
+
+def test_a_logger_that_is_none_is_refused_at_once() -> None:
+    mock = MagicMock(name="logger")
+    del mock.__iter__  # it still answers to any index
+    with pytest.raises(ConfigurationError, match="is no Logger"):
+        ours.Trainer(**{**QUIET, "logger": mock})
