@@ -152,6 +152,12 @@ def the_loop_before_within_and_after_a_fit(L: Any, folder: Path) -> Any:
 
 
 @question
+def whether_there_are_several_workers(L: Any, folder: Path) -> Any:
+    """As Optuna's callback asks, before it shares its decisions."""
+    return [trainer_of(L, devices=devices)._accelerator_connector.is_distributed for devices in (1, 2)]
+
+
+@question
 def whether_a_fit_validates(L: Any, folder: Path) -> Any:
     """As GluonTS asks, to choose what its schedule monitors."""
     answers = []

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -211,6 +212,11 @@ class Trainer(drivetrain.trainer.Trainer):
     @property
     def accelerator(self) -> Accelerator:
         return CUDAAccelerator() if self.accelerator_name == "cuda" else CPUAccelerator()
+
+    @property
+    def _accelerator_connector(self) -> SimpleNamespace:
+        """Of this part of Lightning's inside what packages with callbacks ask (Optuna's pruning)."""
+        return SimpleNamespace(is_distributed=self.world_size > 1)
 
 
 deep_names.name_below(__name__)
