@@ -8,6 +8,8 @@ import importlib.util
 import inspect
 import logging
 import pkgutil
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import lightning.fabric
 import lightning.pytorch
 from lightning_utilities.core.rank_zero import WarningCache
 
+from drivetrain.lightning import not_offered
 from tests.facade.test_surface import SUBMODULES, page
 
 SECTION = "Deep modules"
@@ -175,3 +178,18 @@ def test_functions_take_what_lightnings_take(repository: Path) -> None:
                     f"{path}.{name}{inspect.signature(here(f'{path}.{name}'))}, not {inspect.signature(value)}"
                 )
     assert not wrong and seen > 30
+
+
+def test_a_path_is_an_attribute_too() -> None:
+    """``pl.utilities.warnings.PossibleUserWarning``, after nothing but ``import ... as pl``: in a process of its own,
+    because to import a path makes it an attribute."""
+    paths = [path for path, _ in modules() if path.partition(".")[0] in SUBMODULES and path.count(".") == 1]
+    asked = [path for path in paths if path not in not_offered.MODULES]
+    program = f"""
+import importlib, drivetrain.lightning as pl
+for path in {asked}:
+    home, name = path.split(".")
+    attribute = getattr(getattr(pl, home), name)
+    assert attribute is importlib.import_module(f"drivetrain.lightning.{{path}}"), path
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

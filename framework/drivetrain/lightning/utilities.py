@@ -7,11 +7,11 @@ import inspect
 import operator
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict
+from warnings import filterwarnings
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -204,7 +204,7 @@ class WarningCache(_WarningCache):
 
 def disable_possible_user_warnings(module: str = "") -> None:
     """Silence warnings of the kind :class:`PossibleUserWarning`."""
-    warnings.filterwarnings("ignore", module=module, category=PossibleUserWarning)
+    filterwarnings("ignore", module=module, category=PossibleUserWarning)
 
 
 # -- data -------------------------------------------------------------------------------------------------------
