@@ -59,7 +59,7 @@ class Asked(metaclass=_Kind):
 
     Attributes:
         wanted: drivetrain's strategy and its options.
-        settings: arguments of the Trainer that come with it.
+        settings: arguments of the Trainer that come with it; ``"on"``: the kind of device that it names.
     """
 
     means = ""
@@ -100,7 +100,7 @@ class SingleDeviceStrategy(Asked):
         where = torch.device(device)
         if where.type not in ("cpu", "cuda"):
             raise ConfigurationError(f"SingleDeviceStrategy(device={device!r}): use 'cpu' or 'cuda:0' and its like.")
-        self.settings |= {"accelerator": where.type, "devices": [where.index or 0] if where.type == "cuda" else 1}
+        self.settings |= {"on": where.type, "devices": [where.index or 0] if where.type == "cuda" else 1}
 
 
 class ParallelStrategy(Asked):

@@ -130,19 +130,20 @@ class Trainer(drivetrain.trainer.Trainer):
         given["strategy"], settings = meaning_of(strategy)
         if isinstance(accelerator, Accelerator):
             accelerator = given["accelerator"] = accelerator.name
-        wanted = settings.get("accelerator", accelerator)
-        if accelerator not in ("auto", wanted) and (accelerator, wanted) != ("gpu", "cuda"):
+        device = settings.pop("on", accelerator)
+        if accelerator not in ("auto", device) and (accelerator, device) != ("gpu", "cuda"):
             raise ConfigurationError(
-                f"accelerator={accelerator!r} goes against the device of the strategy, a {wanted}: say it in one place."
+                f"accelerator={accelerator!r} goes against the device of the strategy, a {device}: say it in one place."
             )
-        accelerator = wanted
+        given["accelerator"] = accelerator = device
         writer = settings.pop("checkpoint_io", None)
         if "accelerator" in settings:
             if accelerator != "auto":
                 raise ConfigurationError(
                     f"accelerator={accelerator!r}, and the strategy has one of its own: give it to one of them only."
                 )
-            given["accelerator"] = accelerator = settings.pop("accelerator")
+            accelerator = settings.pop("accelerator")
+            given["accelerator"] = accelerator = getattr(accelerator, "name", accelerator)
         given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)
