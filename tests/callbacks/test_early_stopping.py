@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain_plugins.callbacks.early_stopping import EarlyStopping
@@ -100,3 +101,21 @@ def test_refuses() -> None:
         EarlyStopping("a", mode="low")
     with pytest.raises(ConfigurationError, match="is negative"):
         EarlyStopping("a", patience=-1)
+
+
+def test_a_subclass_that_judges_in_another_way(make_trainer: Callable[..., Any]) -> None:
+    class Below(EarlyStopping):
+        def _evaluate_stopping_criteria(self, current: torch.Tensor) -> tuple[bool, str | None]:
+            stop, message = super()._evaluate_stopping_criteria(current)
+            return (True, "low enough") if current < 4 else (stop, message)
+
+    stopping = Below("val/loss", patience=9)
+    trainer = make_trainer(stopping).fit(4, lambda epoch: {"val/loss": 6 - epoch})
+    assert (trainer.should_stop, stopping.stopped_epoch, stopping.stopping_reason_message) == (True, 3, "low enough")
+
+
+def test_what_subclasses_compare_with() -> None:
+    for mode, op, sign in (("min", torch.lt, "<"), ("max", torch.gt, ">")):
+        stopping = EarlyStopping("x", mode=mode)
+        assert (stopping.monitor_op, stopping.order_dict[mode]) == (op, sign)
+        assert stopping.monitor_op(torch.tensor(0.0) - stopping.min_delta, stopping.best_score)

@@ -136,6 +136,8 @@ def test_a_strategys_accelerator_is_the_trainers() -> None:
     asked = L.strategies.DDPStrategy(accelerator="cpu")
     free = {name: value for name, value in SILENT.items() if name != "accelerator"}
     assert L.Trainer(**free, strategy=asked).accelerator_name == "cpu"
+    asked = L.strategies.DDPStrategy(accelerator=L.accelerators.CPUAccelerator())
+    assert L.Trainer(**free, strategy=asked).accelerator_name == "cpu"
     for library in (theirs, L):
         twice = library.strategies.DDPStrategy(accelerator=library.accelerators.CPUAccelerator())
         with pytest.raises(library.utilities.exceptions.MisconfigurationException, match="accelerator"):

@@ -323,3 +323,16 @@ def test_throughput_of_evaluations_is_counted_on(tmp_path: Path) -> None:
 
     steps = [step for step, counts in compare(run)["rows"] if "predict/batches" in counts]
     assert steps == [2, 5], "the second evaluation's come after the first one's"
+
+
+def test_how_far_a_bar_came_can_be_asked_afterwards(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        bar = L.callbacks.TQDMProgressBar()
+        fit = trainer(L, tmp_path, callbacks=[bar], enable_progress_bar=True, max_epochs=2)
+        module = classifier(L)
+        fit.fit(module, loader(20), loader(8))
+        fit.predict(module, loader(12))
+        bars = (bar.train_progress_bar, bar.val_progress_bar, bar.predict_progress_bar)
+        return {"bars": [(one.total, one.disable) for one in bars], "train": bars[0].n}
+
+    assert compare(run)["bars"][0][0] == 5

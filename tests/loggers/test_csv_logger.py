@@ -88,6 +88,18 @@ def test_properties_that_a_project_overrides_name_the_folder(tmp_path: Path) -> 
     assert Dated(tmp_path).log_dir == str(tmp_path / "dated" / "today")
 
 
+def test_a_project_that_parts_the_prefix_in_another_way(tmp_path: Path) -> None:
+    class Slashed(CSVLogger):
+        LOGGER_JOIN_CHAR = "/"
+        NAME_HPARAMS_FILE = "options.yaml"
+
+    logger = Slashed(tmp_path, version=0, prefix="run", flush_logs_every_n_steps=1)
+    logger.log_hyperparams({"a": 1})
+    logger.log_metrics({"loss": 1})
+    assert read(logger.metrics_file_path) == [{"step": "0", "run/loss": "1"}]
+    assert sorted(os.listdir(logger.log_dir)) == ["metrics.csv", "options.yaml"]
+
+
 @dataclass
 class Options:
     width: int = 8

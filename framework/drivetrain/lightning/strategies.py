@@ -60,7 +60,7 @@ class Asked(metaclass=_Kind):
 
     Attributes:
         wanted: drivetrain's strategy and its options.
-        settings: arguments of the Trainer that come with it.
+        settings: arguments of the Trainer that come with it; ``"on"``: the kind of device that it names.
     """
 
     means = ""
@@ -84,7 +84,7 @@ class Asked(metaclass=_Kind):
             self.settings["checkpoint_io"] = writer
         accelerator = options.pop("accelerator", None)
         if accelerator is not None:
-            self.settings["own_accelerator"] = accelerator
+            self.settings["accelerator"] = accelerator
         self._take(options)
 
     def _take(self, options: Mapping[str, Any]) -> None:
@@ -101,7 +101,7 @@ class SingleDeviceStrategy(Asked):
         where = torch.device(device)
         if where.type not in ("cpu", "cuda"):
             raise ConfigurationError(f"SingleDeviceStrategy(device={device!r}): use 'cpu' or 'cuda:0' and its like.")
-        self.settings |= {"accelerator": where.type, "devices": [where.index or 0] if where.type == "cuda" else 1}
+        self.settings |= {"on": where.type, "devices": [where.index or 0] if where.type == "cuda" else 1}
 
 
 class ParallelStrategy(Asked):

@@ -130,22 +130,22 @@ class Trainer(drivetrain.trainer.Trainer):
             )
         refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
-        own = settings.pop("own_accelerator", None)
-        if own is not None:
+        if isinstance(accelerator, Accelerator):
+            accelerator = given["accelerator"] = accelerator.name
+        device = settings.pop("on", accelerator)
+        if accelerator not in ("auto", device) and (accelerator, device) != ("gpu", "cuda"):
+            raise ConfigurationError(
+                f"accelerator={accelerator!r} goes against the device of the strategy, a {device}: say it in one place."
+            )
+        given["accelerator"] = accelerator = device
+        writer = settings.pop("checkpoint_io", None)
+        if "accelerator" in settings:
             if accelerator != "auto":
                 raise ConfigurationError(
                     f"accelerator={accelerator!r}, and the strategy has one of its own: give it to one of them only."
                 )
-            accelerator = own
-        if isinstance(accelerator, Accelerator):
-            accelerator = accelerator.name
-        wanted = settings.get("accelerator", accelerator)
-        if accelerator not in ("auto", wanted) and (accelerator, wanted) != ("gpu", "cuda"):
-            raise ConfigurationError(
-                f"accelerator={accelerator!r} goes against the device of the strategy, a {wanted}: say it in one place."
-            )
-        given["accelerator"] = accelerator = wanted
-        writer = settings.pop("checkpoint_io", None)
+            accelerator = settings.pop("accelerator")
+            given["accelerator"] = accelerator = getattr(accelerator, "name", accelerator)
         given["precision"], checkpoint_io = meant_by(given.pop("plugins"), precision, writer)
         if str(given["precision"]) in ("16", "16-mixed") and (accelerator == "cpu" or not torch.cuda.is_available()):
             warnings.warn("precision=16-mixed needs a GPU: bf16-mixed is used on this CPU.", stacklevel=3)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -89,6 +90,14 @@ class EarlyStopping(Callback):
         self._on_train_epoch_end = check_on_train_epoch_end
         self._fitting = False
 
+    mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
+    order_dict: ClassVar[dict[str, str]] = {"min": "<", "max": ">"}
+
+    @property
+    def monitor_op(self) -> Callable[..., Any]:
+        """Whether its first argument is better than its second: what subclasses compare values with."""
+        return self.mode_dict[self.mode]
+
     @property
     def state_key(self) -> str:
         return f"{type(self).__qualname__}{ {'monitor': self.monitor, 'mode': self.mode} }"
@@ -131,17 +140,24 @@ class EarlyStopping(Callback):
                 raise error
             self._report(trainer, logging.WARNING, str(error))
             return
-        reason, message = self._evaluate(torch.as_tensor(metric).squeeze())
-        stop = reason is not EarlyStoppingReason.NOT_STOPPED
+        stop, message = self._evaluate_stopping_criteria(torch.as_tensor(metric).squeeze())
         if stop:
             trainer.should_stop = True
             self.stopped_epoch = trainer.current_epoch
-            self.stopping_reason, self.stopping_reason_message = reason, message
+            self.stopping_reason_message = message
         if message and (self.verbose or stop):
             self._report(trainer, logging.INFO, message)
 
-    def _evaluate(self, value: torch.Tensor) -> tuple[EarlyStoppingReason, str]:
-        """Why to stop, if so, and what to say."""
+    def _evaluate_stopping_criteria(self, current: torch.Tensor) -> tuple[bool, str | None]:
+        """Whether to stop, and what to say; it notes the reason. Subclasses that judge in another way override it (the
+        name is Lightning's)."""
+        reason, message = self._judge(current)
+        stop = reason is not EarlyStoppingReason.NOT_STOPPED
+        if stop:
+            self.stopping_reason = reason
+        return stop, message
+
+    def _judge(self, value: torch.Tensor) -> tuple[EarlyStoppingReason, str]:
         current, best, reasons = float(value), float(self.best_score), EarlyStoppingReason
         name, better = self.monitor, "<" if self.mode == "min" else ">"
         if self.check_finite and not math.isfinite(current):

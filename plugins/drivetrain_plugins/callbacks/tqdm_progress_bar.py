@@ -105,9 +105,9 @@ class TQDMProgressBar(RichProgressBar):
         Tqdm.write(sep.join(map(str, objects)), **options)
 
     def _stop(self) -> None:
-        for bar in self._bars.values():
-            bar.close()
-        self._bars.clear()
+        for bar in self._bars.values():  # they can be asked afterwards how far they came
+            if not bar.disable:
+                bar.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bars": {}}

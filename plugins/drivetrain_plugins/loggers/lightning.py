@@ -32,6 +32,6 @@ class TensorBoardLogger(tensorboard.TensorBoardLogger):
 
     @first_worker_only
     def save(self) -> None:
-        if Path(self.log_dir, "hparams.yaml").exists():
+        if Path(self.log_dir, self.NAME_HPARAMS_FILE).exists():
             self._hparams_written = dict(self.hparams)
         super().save()

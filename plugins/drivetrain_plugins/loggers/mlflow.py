@@ -45,6 +45,8 @@ class MLFlowLogger(Logger):
         MissingPackageError: mlflow is not installed.
     """
 
+    LOGGER_JOIN_CHAR = "-"  # between prefix and name
+
     def __init__(
         self,
         experiment_name: str = "lightning_logs",
@@ -146,7 +148,7 @@ class MLFlowLogger(Logger):
     @first_worker_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         entities, client = imported("mlflow.entities", type(self).__name__), self.experiment
-        now, join, found = int(time.time() * 1000), f"{self._prefix}-" if self._prefix else "", []
+        now, join, found = int(time.time() * 1000), f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else "", []
         for name, value in metrics.items():
             if isinstance(value, str):
                 warnings.warn(f"MLflow takes numbers only: {name}={value!r} is left out.", stacklevel=3)

@@ -70,7 +70,7 @@ class TensorBoardLogger(VersionedLogger):
     @first_worker_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Write scalars; a dictionary among the values becomes one chart of several lines."""
-        writer, join = self.experiment, f"{self._prefix}-" if self._prefix else ""
+        writer, join = self.experiment, f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
         for name, value in metrics.items():
             if isinstance(value, Mapping):
                 writer.add_scalars(f"{join}{name}", dict(value), step)
@@ -116,7 +116,7 @@ class TensorBoardLogger(VersionedLogger):
         super().save()
         if self._writer is not None:
             self._writer.flush()
-            path = Path(self.log_dir) / "hparams.yaml"
+            path = Path(self.log_dir) / self.NAME_HPARAMS_FILE
             if not path.exists():
                 path.write_text("{}\n", encoding="utf-8")
 

@@ -22,13 +22,15 @@ class VersionedLogger(Logger):
         name: folder of the experiment in it; ``""`` or None for none.
         version: a number N for the folder ``version_N``, a string for the folder of that name (``""`` for none), or
             None for the first number that is free when it is first asked for.
-        prefix: put before every metric's name, with ``-`` between.
+        prefix: put before every metric's name, with :attr:`LOGGER_JOIN_CHAR` between.
         sub_dir: one more folder below the version's.
 
     Nothing is created before the first write.
     """
 
     saves_by_itself = True
+    LOGGER_JOIN_CHAR = "-"  # between prefix and name
+    NAME_HPARAMS_FILE = "hparams.yaml"
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class VersionedLogger(Logger):
 
     def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Names with the prefix, values as Python numbers."""
-        join = f"{self._prefix}-" if self._prefix else ""
+        join = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
         return {f"{join}{name}": value if type(value) is int else float(value) for name, value in metrics.items()}
 
     @first_worker_only
@@ -102,9 +104,9 @@ class VersionedLogger(Logger):
     def save(self) -> None:
         """Write ``hparams.yaml``, complete or not at all."""
         if self.hparams != self._hparams_written:
-            path = Path(self.log_dir) / "hparams.yaml"
+            path = Path(self.log_dir) / self.NAME_HPARAMS_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_suffix(".yaml.part")
+            beside = path.with_name(f"{path.name}.part")
             beside.write_text(yaml.safe_dump(self.hparams, sort_keys=False, allow_unicode=True), encoding="utf-8")
             os.replace(beside, path)
             self._hparams_written = dict(self.hparams)

@@ -44,6 +44,8 @@ class WandbLogger(Logger):
         MissingPackageError: wandb is not installed.
     """
 
+    LOGGER_JOIN_CHAR = "-"  # between prefix and name
+
     def __init__(
         self,
         name: str | None = None,
@@ -141,7 +143,7 @@ class WandbLogger(Logger):
 
     @first_worker_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        join = f"{self._prefix}-" if self._prefix else ""
+        join = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
         found = {f"{join}{name}": value for name, value in metrics.items()}
         if step is not None and not self._wandb_init.get("sync_tensorboard"):
             found[_STEP] = step
