@@ -119,7 +119,10 @@ class CombinedLoader:
 
 
 def _is_loader(node: Any) -> bool:
-    return not isinstance(node, (dict, list, tuple))
+    """Whether ``node`` is read, and no nesting of what is: a list of plain values is a loader that gives these."""
+    if not isinstance(node, (dict, list, tuple)):
+        return True
+    return all(isinstance(child, (int, float, str)) for child in (node.values() if isinstance(node, dict) else node))
 
 
 def _opening(loader: Any, limit: int | None) -> Callable[[], Iterator[Any]]:

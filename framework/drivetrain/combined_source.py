@@ -70,7 +70,7 @@ class AtOnce:
 def training_source(loaders: Any, **options: Any) -> BatchSource:
     """One source of the training loaders: of a collection of them, collections of batches (the shorter ones begin again
     until the longest ends, unless a :class:`CombinedLoader` says otherwise)."""
-    if isinstance(loaders, (Mapping, list, tuple)) and _holds_loaders(loaders):
+    if isinstance(loaders, Mapping) or (isinstance(loaders, (list, tuple)) and _holds_loaders(loaders)):
         loaders = CombinedLoader(loaders, "max_size_cycle")
     if not isinstance(loaders, CombinedLoader):
         return BatchSource(loaders, **options)

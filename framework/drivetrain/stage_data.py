@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.overrides import is_overridden
+from torch.utils.data import RandomSampler
 
 from drivetrain import worker_seeds
 from drivetrain.combined_source import evaluation_sources, training_source
@@ -66,6 +67,9 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
                 raise ConfigurationError("the train data is empty: its loader gives no batch.")
             if trainer.is_global_zero:
                 warnings.warn(empty(which, source, len(found)), stacklevel=2)
+        shuffled = isinstance(getattr(source.loader, "sampler", None), RandomSampler)
+        if which != "train" and shuffled and trainer.is_global_zero:
+            warnings.warn(f"the {which} data is shuffled: leave it in order.", PossibleUserWarning, stacklevel=2)
     if trainer.instruments is not None:
         for source in found:
             trainer.instruments.of_source(source, which)

@@ -19,7 +19,7 @@ from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
-from drivetrain.errors import ConfigurationError, Interrupted, MissingPartError, WrongKindError, by_keyboard
+from drivetrain.errors import ConfigurationError, Interrupted, MissingPartError, Terminated, WrongKindError, by_keyboard
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
 from drivetrain.metrics import Metrics
@@ -187,12 +187,14 @@ class Trainer(TrainerState):
         try:
             return self._run_stage(request)
         except (Interrupted, KeyboardInterrupt) as stop:
+            self._terminated = isinstance(stop, Terminated)
             if self.meanings.keyboard == "raise" or not by_keyboard(stop):
                 raise
             self.status = "interrupted"
             raise SystemExit(1) from stop
 
     def _run_stage(self, request: Request) -> Any:
+        self._terminated = False
         request.module = uncompiled(request.module)
         check(self, request)
         if request.stage == "fit":

@@ -70,6 +70,7 @@ class TrainerState(Configuration):
         self.timing = Timing()
         self.loss_curve: list[tuple[int, float]] = []
         self.published = PublishedMetrics(cast("Trainer", self))
+        self._terminated = False  # the last stage was ended by SIGTERM
         self.random_state: dict[str, Any] | None = None
         self.data_seed = 0
         self.ckpt_path: str | None = None
@@ -177,6 +178,14 @@ class TrainerState(Configuration):
         return self.precision_plugin.name
 
     @property
+    def loggers(self) -> list[Logger]:
+        return self._loggers
+
+    @loggers.setter
+    def loggers(self, loggers: list[Logger] | None) -> None:
+        self._loggers = [] if loggers is None else loggers
+
+    @property
     def logger(self) -> Logger | None:
         return self.loggers[0] if self.loggers else None
 
@@ -232,8 +241,9 @@ class TrainerState(Configuration):
 
     @property
     def received_sigterm(self) -> bool:
-        """Whether this process was asked to stop by SIGTERM; training stops at the next boundary."""
-        return signals.pending() == signal.SIGTERM
+        """Whether this process was asked to stop by SIGTERM; training stops at the next boundary. It stays so until the
+        next stage begins."""
+        return self._terminated or signals.pending() == signal.SIGTERM
 
     @property
     def state(self) -> states.TrainerState:

@@ -79,6 +79,12 @@ def shuffled(L: Any, folder: Path) -> None:
     L.Trainer(**{**QUIET, **given, "overfit_batches": 2}).fit(module(L), data)
 
 
+def shuffled_evaluation(L: Any, folder: Path) -> None:
+    data = torch.utils.data.DataLoader(loader().dataset, shuffle=True)
+    trainer = L.Trainer(**{**QUIET, "accelerator": "cpu", "devices": 1, "default_root_dir": str(folder)})
+    trainer.validate(module(L, validation_step=lambda *_: None), data)
+
+
 def lost_callback(L: Any, folder: Path) -> None:
     keeper = type("Keeper", (L.Callback,), {"state_dict": lambda self: {"kept": 1}})()
     path = folder / "kept.ckpt"
@@ -96,6 +102,7 @@ HINTS: list[tuple[Callable[[Any, Path], None], str, bool]] = [
     (resting, "mode", True),
     (log_without_trainer, "self.log", False),
     (shuffled, "overfit", False),
+    (shuffled_evaluation, "shuffl", True),
     (lost_callback, "Keeper", False),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 from enum import Enum
 from pathlib import Path
@@ -298,3 +299,64 @@ def test_a_logger_that_is_none_is_refused_at_once() -> None:
     del mock.__iter__  # it still answers to any index
     with pytest.raises(ConfigurationError, match="is no Logger"):
         ours.Trainer(**{**QUIET, "logger": mock})
+
+
+@both
+def test_lists_in_a_mapping_are_read_at_once(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(batch)
+        return self.net[0].weight.sum()
+
+    project = module(L, training_step=training_step)
+    trainer(L, tmp_path).fit(project, {"a": [0, 1], "b": [2, 3]})
+    assert project.seen == [{"a": 0, "b": 2}, {"a": 1, "b": 3}]
+    combined = importlib.import_module(f"{L.__name__}.utilities").CombinedLoader({"a": [0, 1], "b": [[2], [3]]})
+    assert combined.flattened == [[0, 1], [2], [3]]
+
+
+@both
+def test_no_loader_is_asked_for_that_nobody_reads(L: Any, tmp_path: Path) -> None:
+    def train_dataloader(self: Any) -> Any:
+        self.seen.append("asked")
+        return loader()
+
+    project = module(L, train_dataloader=train_dataloader)
+    at_hand = trainer(L, tmp_path, limit_train_batches=0)
+    at_hand.fit(project)
+    assert (project.seen, at_hand.num_training_batches) == ([], float("inf"))
+
+
+@both
+def test_what_a_script_does_on_sigterm_is_done(L: Any, tmp_path: Path) -> None:
+    called: list[int] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    stopped = importlib.import_module(f"{L.__name__}.utilities.exceptions").SIGTERMException
+    former = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+    try:
+        at_hand = trainer(L, tmp_path)
+        assert not at_hand.received_sigterm
+        with pytest.raises(stopped):
+            at_hand.fit(module(L, training_step=training_step), loader())
+        assert at_hand.received_sigterm and called == [signal.SIGTERM]
+        at_hand.validate(module(L, validation_step=lambda *_: None), loader())
+        assert called == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert isinstance(stopped(), stopped)
+
+
+@both
+def test_loggers_may_be_taken_away(L: Any, tmp_path: Path) -> None:
+    at_hand = trainer(L, tmp_path)
+    at_hand.loggers = None
+    assert (at_hand.loggers, at_hand.logger) == ([], None)
+
+
+@both
+@pytest.mark.parametrize(("limits", "done"), [({"max_steps": 0}, True), ({"max_epochs": 0}, True), ({}, False)])
+def test_a_fit_to_come_may_be_done(L: Any, tmp_path: Path, limits: dict[str, int], done: bool) -> None:
+    assert trainer(L, tmp_path, **limits).fit_loop.done is done

@@ -210,7 +210,7 @@ def test_what_lightning_only_warns_of(tmp_path: Path) -> None:
         return {"rates": module.rates}
 
     compare(run)
-    with pytest.warns(UserWarning, match="unknown scheduler key 'opt_idx'"):
+    with pytest.warns(RuntimeWarning, match="unknown scheduler key 'opt_idx'"):  # Lightning's kind, too
         parse_configuration(configured(classifier(ours)), warns=True)
     with pytest.raises(ConfigurationError, match="unknown key 'interval'"):
         parse_configuration(configured(classifier(ours)))

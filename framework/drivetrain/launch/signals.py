@@ -12,6 +12,7 @@ from typing import Any
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 _pending: int | None = None
+_of_the_script: dict[int, Any] = {}  # what the script itself does on SIGTERM, which it still does
 
 
 def pending() -> int | None:
@@ -31,14 +32,17 @@ def _flag(signum: int, frame: FrameType | None) -> None:
     if signum == signal.SIGINT and _pending == signal.SIGINT:
         raise KeyboardInterrupt
     _pending = signum
+    handler = _of_the_script.get(signum)
+    if handler is not None:
+        handler(signum, frame)
 
 
 @contextmanager
 def handling() -> Iterator[None]:
     """Turn SIGINT and SIGTERM into :func:`pending` for the length of a run; put the former handlers back at its end.
 
-    A second SIGINT raises ``KeyboardInterrupt``. Off the main thread, where Python allows no handlers, and inside
-    another ``handling`` nothing changes.
+    A second SIGINT raises ``KeyboardInterrupt``; what the script itself does on SIGTERM is done as well. Off the main
+    thread, where Python allows no handlers, and inside another ``handling`` nothing changes.
     """
     outermost = signal.getsignal(signal.SIGTERM) is not _flag
     if threading.current_thread() is not threading.main_thread() or not outermost:
@@ -49,8 +53,11 @@ def handling() -> Iterator[None]:
     try:
         for signum in HANDLED:
             former[signum] = signal.signal(signum, _flag)
+        if callable(former[signal.SIGTERM]):
+            _of_the_script[signal.SIGTERM] = former[signal.SIGTERM]
         yield
     finally:
+        _of_the_script.clear()
         for number, handler in former.items():
             # None: installed by C code, which Python can neither name nor put back.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

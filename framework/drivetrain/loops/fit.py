@@ -125,10 +125,10 @@ class FitLoop(RunningLoop):
     # -- a run --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         trainer, hooks = self.trainer, self.hooks
-        source = self.data.source
+        source = None if trainer.limits["train"] == 0 else self.data.source  # no loader is asked for that nobody reads
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self.limits.over() and not (self.limits.unfinished() and self.is_last_batch):
-            if not self.restored:
+            if not self.restored and source is not None:
                 source.open(keep=False)  # which may draw random numbers, as where there is something to train
             return
         self.schedules.start()
@@ -139,7 +139,7 @@ class FitLoop(RunningLoop):
         if not self.resumed and not self.opened and trainer.random_state is None:
             # A later call of fit opens anew, in Lightning's natural order. What goes on from saved random states opens
             # when they are back, as the run did that they are of.
-            source.open(keep=self.epoch == 0 or self.restored)
+            self.data.source.open(keep=self.epoch == 0 or self.restored)
         if self.validations.in_epoch():
             stage_data.validation(trainer)
         hooks("on_train_start")

@@ -198,10 +198,15 @@ class LoopToCome(LoopNames):
     """Stands for the loop of a fit until that is there: before the first fit, and in a fit's first hooks."""
 
     batch_idx = total_batch_idx = -1
-    done = skip = restarting = is_last_batch = False
+    skip = restarting = is_last_batch = False
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
+
+    @property
+    def done(self) -> bool:
+        """Whether a fit would end at once."""
+        return self.trainer.max_steps == 0 or self.trainer.max_epochs == 0
 
     def begin_at(self, epoch: int) -> None:
         """Let the next fit go on from this epoch."""
