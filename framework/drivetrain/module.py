@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 
+class _SameAs:
+    """An attribute that gives another one until an object is given its own."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        return self if module is None else getattr(module, self.name)
+
+
 class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     """A model together with how it is trained, evaluated and logged.
 
@@ -277,6 +287,8 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         self._trainer = trainer
+
+    _device, _dtype = _SameAs("device"), _SameAs("dtype")  # so Lightning keeps them, and projects read them
 
     @property
     def device(self) -> torch.device:

@@ -152,6 +152,19 @@ def the_loop_before_within_and_after_a_fit(L: Any, folder: Path) -> Any:
 
 
 @question
+def where_a_module_keeps_its_device(L: Any, folder: Path) -> Any:
+    """As PARSeq reads it; other projects have an attribute of that name themselves."""
+
+    class Own(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self._device = torch.device("meta")
+
+    module = module_of(L)
+    return [str(module._device), str(module._dtype), str(Own()._device)]
+
+
+@question
 def whether_there_are_several_workers(L: Any, folder: Path) -> Any:
     """As Optuna's callback asks, before it shares its decisions."""
     return [trainer_of(L, devices=devices)._accelerator_connector.is_distributed for devices in (1, 2)]
