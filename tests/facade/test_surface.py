@@ -132,6 +132,13 @@ def test_strategies(strategy: Any, devices: int, name: str, options: dict[str, A
     assert isinstance(trainer.strategy, L.strategies.DDPStrategy) is (name == "ddp")
 
 
+def test_a_strategy_whose_import_was_not_changed_is_told() -> None:
+    with pytest.raises(
+        TypeError, match=r"DDPStrategy\(\.\.\.\) is of lightning\.pytorch\.strategies\.ddp: give a name"
+    ):
+        L.Trainer(**SILENT, strategy=theirs.strategies.DDPStrategy())
+
+
 def test_a_strategys_accelerator_is_the_trainers() -> None:
     asked = L.strategies.DDPStrategy(accelerator="cpu")
     free = {name: value for name, value in SILENT.items() if name != "accelerator"}

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.declaration import Declaration
+from drivetrain.errors import ConfigurationError, WrongKindError
 from drivetrain.lightning import deep_names
 from drivetrain.strategy import Strategy as Strategy
 
@@ -157,6 +158,12 @@ def meaning_of(strategy: Any) -> tuple[Any, dict[str, Any]]:
             raise ConfigurationError(f"strategy={strategy}: nothing is offloaded here, {_REFUSED[name]}.")
         if name in NAMES:
             return dict(NAMES[name]), {}
+    elif not isinstance(strategy, Mapping | Declaration):
+        kind = type(strategy)
+        raise WrongKindError(
+            f"strategy={kind.__name__}(...) is of {kind.__module__}: give a name, or an object of"
+            " drivetrain.lightning.strategies."
+        )
     return strategy, {}
 
 
