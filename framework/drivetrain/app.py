@@ -32,7 +32,7 @@ from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, show
 from drivetrain.command_line import open_standard_streams, say
-from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MetricError
+from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MisuseError
 from drivetrain.folders import refuse_in_use
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
@@ -85,7 +85,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         return _dispatch(command)
     except _Stop as stop:
         return _say(stop.cause, stop.cause.exit_code)
-    except MetricError as error:
+    except MisuseError as error:
         return _say(error, error.exit_code)
     except ConfigurationError as error:
         return _refuse(command, str(error))

@@ -60,9 +60,11 @@ def parse_configuration(
                 " optimizer, a list of them, (optimizers, schedulers) or a dict with 'optimizer'."
             )
     configs = [_scheduler(item, monitor, steps_schedulers, warns) for item in schedulers]
+    stepped = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
     for config in configs:
-        changed = getattr(config.scheduler, "optimizer", None)
-        if changed is not None and not any(changed is optimizer for optimizer in optimizers):
+        # An optimizer around another one has its groups, so that a scheduler of either changes both.
+        changed = getattr(getattr(config.scheduler, "optimizer", None), "param_groups", None)
+        if changed and not any(id(group) in stepped for group in changed):
             raise ConfigurationError(
                 f"configure_optimizers returned a {type(config.scheduler).__name__} that changes the rate of an"
                 " optimizer which was not returned: make it of one that is."

@@ -73,11 +73,9 @@ def check(trainer: Trainer, request: Request) -> None:
                 f"{name} defines {hook}, which nothing calls: keep what the steps give in an attribute and use"
                 f" on_{hook.replace('training', 'train')}."
             )
-    if (
-        stage == "fit"
-        and module.automatic_optimization
-        and "optimizer_idx" in inspect.signature(module.training_step).parameters
-    ):
+    taken = inspect.signature(module.training_step).parameters if stage == "fit" else {}
+    lacking = "optimizer_idx" in taken and taken["optimizer_idx"].default is inspect.Parameter.empty
+    if lacking and module.automatic_optimization:
         raise ConflictError(
             f"{name}.training_step takes optimizer_idx, which nothing gives: set automatic_optimization = False and"
             " step the optimizers in it, or configure one."

@@ -120,6 +120,9 @@ def test_a_model_is_kept_in_json(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_text(json.dumps(good | change))
         with pytest.raises(ConfigurationError, match=r"bad\.json"):
             CostModel.load(tmp_path / "bad.json")
+    (tmp_path / "bad.json").write_text(json.dumps(good | {"format": 2}))
+    with pytest.raises(ConfigurationError, match=r"bad\.json is of format 2, not 1: calibrate again\.$"):
+        CostModel.load(tmp_path / "bad.json")
     (tmp_path / "bad.json").write_text("[1")
     for path in (tmp_path / "bad.json", tmp_path / "none.json"):
         with pytest.raises(ConfigurationError, match="cannot read a cost model"):

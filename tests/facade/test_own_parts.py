@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,19 @@ def test_callbacks_and_loggers_that_a_package_derived_from_lightnings(tmp_path: 
         Module(), loader(), ckpt_path=tmp_path / "x.ckpt"
     )
     assert again.steps == 2 * steps
+
+
+def test_they_can_be_pickled() -> None:
+    """As workers are given them where they cannot be forked."""
+    given = Counts()
+    given.steps = 5
+    trainer = ours.Trainer(**QUIET, callbacks=[given, Idle()], logger=Rows())
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(trainer, protocol))
+        assert [type(callback) for callback in again.callbacks] == [type(callback) for callback in trainer.callbacks]
+        assert again.callbacks[0].steps == 5 and again.callbacks[0] is not given
+        assert isinstance(again.logger, ours.loggers.Logger) and isinstance(again.logger, Rows)
+    assert type(copy.deepcopy(given)) is type(given)
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,24 @@ def test_what_a_script_does_on_sigterm_is_done(L: Any, tmp_path: Path) -> None:
     assert isinstance(stopped(), stopped)
 
 
+def test_what_a_script_with_several_workers_does_on_sigterm_is_done(tmp_path: Path) -> None:
+    here, called = os.getpid(), []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.is_global_zero and self.trainer.global_step == 1:
+            os.kill(here, signal.SIGTERM)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    former = signal.signal(signal.SIGTERM, handler := lambda *_: called.append(os.getpid()))
+    try:
+        with pytest.raises(ours.utilities.exceptions.SIGTERMException):
+            trainer(ours, tmp_path, devices=2, max_epochs=-1).fit(module(ours, training_step=training_step), loader())
+        assert called == [here]
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
 @both
 def test_loggers_may_be_taken_away(L: Any, tmp_path: Path) -> None:
     at_hand = trainer(L, tmp_path)

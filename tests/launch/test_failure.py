@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.errors import ConfigurationError, Interrupted, TrainingError, WorkerError
+from drivetrain.errors import (
+    ConfigurationError,
+    ConflictError,
+    Interrupted,
+    MisuseError,
+    TrainingError,
+    WorkerError,
+    WrongKindError,
+)
 from drivetrain.launch import failure
 
 
@@ -52,6 +60,16 @@ def test_errors_of_the_parent() -> None:
     configuration = _of(1, ConfigurationError("devices=0")).error()
     assert isinstance(configuration, ConfigurationError)
     assert (str(configuration), configuration.exit_code) == ("devices=0", 2)
+
+    class Own(ConflictError):
+        pass
+
+    for kind, raised in ((WrongKindError, TypeError), (ConflictError, RuntimeError), (Own, RuntimeError)):
+        of_its_kind = failure.Failure.from_json(_of(1, kind("no")).as_json()).error()
+        assert isinstance(of_its_kind, ConfigurationError) and isinstance(of_its_kind, raised)
+        assert (str(of_its_kind), of_its_kind.exit_code) == ("no", 2)
+    misuse = _of(1, MisuseError("training_step returned a str")).error()
+    assert isinstance(misuse, WorkerError) and misuse.exit_code == 1, "it is known to a run only"
     training = _of(1, TrainingError("loss is NaN at step 3")).error()
     assert str(training) == "rank 1 failed: TrainingError: loss is NaN at step 3"
     interrupted = _of(0, Interrupted(signal.SIGTERM)).error()

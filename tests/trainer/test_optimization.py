@@ -457,6 +457,32 @@ class ZeroesInPlace(Body):
         optimizer.zero_grad(set_to_none=False)
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer with the groups of another one, as those have that average its weights."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+class ScheduledWithin(Classifier):
+    def training_step(self, batch: Any, batch_idx: int, optimizer_idx: int | None = None) -> Any:
+        assert optimizer_idx is None
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        inner = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [Around(inner)], [torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)]
+
+
+def test_a_scheduler_of_the_optimizer_within_and_an_index_that_nobody_needs() -> None:
+    (optimizer,) = (outcome := train(ScheduledWithin, max_epochs=2)).trainer.optimizers
+    assert (outcome.trainer.global_step, optimizer.param_groups[0]["lr"]) == (14, 0.025)
+
+
 class OwnBackward(Body):
     def backward(self: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         (loss * 0.5).backward(*args, **kwargs)

@@ -90,11 +90,13 @@ class CostModel:
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot read a cost model from {path}: {error}: calibrate again.") from error
         try:
-            if found["format"] != FORMAT:
-                raise ConfigurationError(f"{path} is of format {found['format']!r}, not {FORMAT}: calibrate again.")
-            return cls.of_plain(found)
+            written = found["format"]
+            model = cls.of_plain(found) if written == FORMAT else None
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path} holds no cost model ({error!r}): calibrate again.") from error
+        if model is None:
+            raise ConfigurationError(f"{path} is of format {written!r}, not {FORMAT}: calibrate again.")
+        return model
 
 
 def _link(found: Any) -> Link:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted, MetricError, WorkerError
+from drivetrain import errors
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted, MisuseError, WorkerError
 
 # What a rank sees when another is gone. Its own fault it is not, though it may be the first that the parent hears of.
 PEER_GONE = re.compile(
@@ -40,6 +41,7 @@ class Failure:
         exit_code: what a command that ran this worker should end with.
         kind: ``"error"``, ``"configuration"``, ``"drivetrain"``, ``"interrupted"`` or ``"death"``.
         secondary: whether it looks like the echo of another rank's failure.
+        name: the class of an error of the configuration, which the parent raises again.
     """
 
     rank: int
@@ -50,11 +52,13 @@ class Failure:
     exit_code: int = 1
     kind: str = "error"
     secondary: bool = False
+    name: str = ConfigurationError.__name__
 
     def error(self) -> DrivetrainError:
         """The exception that the parent raises for it."""
         if self.kind == "configuration":
-            return ConfigurationError(self.sentence)
+            kind: type[ConfigurationError] = getattr(errors, self.name)
+            return kind(self.sentence)
         if self.kind == "interrupted":
             return Interrupted(self.exit_code - 128)
         message = f"rank {self.rank} failed: {self.summary}"
@@ -88,8 +92,10 @@ def of_exception(rank: int, error: BaseException) -> Failure:
         return Failure(rank, now, summary, text, exit_code=error.exit_code, kind="interrupted")
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank, now, "interrupted", exit_code=128 + signal.SIGINT, kind="interrupted")
-    if isinstance(error, ConfigurationError) and not isinstance(error, MetricError):
-        return Failure(rank, now, summary, text, trace, error.exit_code, "configuration", secondary)
+    if isinstance(error, ConfigurationError) and not isinstance(error, MisuseError):
+        # A class of a project's own is not known to the parent by its name.
+        name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return Failure(rank, now, summary, text, trace, error.exit_code, "configuration", secondary, name)
     if isinstance(error, DrivetrainError):
         return Failure(rank, now, summary, text, trace, error.exit_code, "drivetrain", secondary)
     return Failure(rank, now, summary, text, trace, secondary=secondary)

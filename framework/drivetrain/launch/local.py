@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
@@ -310,7 +310,8 @@ def _own_forkserver(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _noted_signals(stop: Stop) -> Iterator[None]:
-    """Handlers that only note the signal; the former ones come back. Off the main thread there can be none."""
+    """Handlers that only note the signal; the former ones come back. What the script itself does on SIGTERM is done as
+    well, as where it is its own worker. Off the main thread there can be none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -319,6 +320,14 @@ def _noted_signals(stop: Stop) -> Iterator[None]:
         for signum in SIGNALS:
             if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup means what it says
                 former[signum] = signal.signal(signum, stop)
+        of_the_script = former.get(signal.SIGTERM)
+        if callable(of_the_script):
+
+            def noted(signum: int, frame: FrameType | None) -> None:
+                stop(signum, frame)
+                of_the_script(signum, frame)
+
+            signal.signal(signal.SIGTERM, noted)
         yield
     finally:
         for number, handler in former.items():

@@ -6,6 +6,7 @@ silently passed over would train something else. Callbacks and loggers: their ba
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -89,8 +90,20 @@ def _of_both(kind: type, contract: type) -> type:
         if _is_lightnings(owner):
             members[name] = member
     make: Any = type(kind)
+    if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
+        members["__reduce_ex__"] = functools.partialmethod(_reduced, kind, contract)
     both: type = make(kind.__name__, (kind, contract), members)
     return both
+
+
+def _reduced(part: Any, kind: type, contract: type, protocol: Any) -> tuple[Any, ...]:
+    """What makes a copy of ``part``: its class is found by the name of ``kind`` only."""
+    made: Any = object.__reduce_ex__(part, max(2, protocol))  # copyreg.__newobj__, (class, *arguments), state, ...
+    return _remade, (kind, contract, *made[1][1:]), *made[2:]
+
+
+def _remade(kind: type, contract: type, *arguments: Any) -> Any:
+    return copyreg.__newobj__(_of_both(kind, contract), *arguments)  # type: ignore[attr-defined]
 
 
 def _is_lightnings(kind: type) -> bool:
