@@ -20,8 +20,9 @@ from tests.patience import GONE
 # pytest and hypothesis keep these; torch's own pools live as long as the process by design.
 KEPT_FILES = {"__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage"}
 KEPT_VARIABLES = {"PYTEST_CURRENT_TEST"}
-KEPT_THREADS = {"pt_autograd_0"}
-DRIVER = "cuda"  # threads of a GPU's driver, begun by who asks whether there is a GPU, live as long as the process
+# How names of threads begin that live as long as the process: those of torch's backward (one a device), of a GPU's
+# driver, begun by who asks whether there is a GPU, and of the allocator that comes with pyarrow.
+KEPT_THREADS = ("pt_autograd_", "cuda", "jemalloc_bg_thd")
 SETTLE = GONE  # seconds that something on its way out may take
 
 
@@ -99,7 +100,7 @@ def _threads() -> dict[Any, str]:
             comm = (task / "comm").read_text().strip()
         except OSError:
             continue  # it ended meanwhile
-        if comm not in KEPT_THREADS and not comm.startswith(DRIVER):
+        if not comm.startswith(KEPT_THREADS):
             found[int(task.name)] = f"{named.get(int(task.name), 'native')} ({comm})"
     return found
 
