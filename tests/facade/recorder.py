@@ -235,3 +235,20 @@ class Stream(IterableDataset[Any]):
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3))
+
+
+def module(L: Any, **parts: Any) -> Any:
+    """A module of ``L`` in which ``parts`` take the place of its methods."""
+
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    return type("Project", (Module,), parts)()

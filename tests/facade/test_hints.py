@@ -11,25 +11,9 @@ from typing import Any
 import lightning.pytorch as theirs
 import pytest
 import torch
-from torch import nn
 
 import drivetrain.lightning as ours
-from tests.facade.recorder import QUIET, loader, net
-
-
-def module(L: Any, **parts: Any) -> Any:
-    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-    return type("Project", (Module,), parts)()
+from tests.facade.recorder import QUIET, loader, module
 
 
 def fit(L: Any, project: Any, folder: Path, val: Any = None, ckpt_path: Any = None, **flags: Any) -> Any:

@@ -14,24 +14,7 @@ import torch
 from torch import nn
 
 import drivetrain.lightning as ours
-from tests.facade.recorder import QUIET, loader, net
-
-
-def module(L: Any, **parts: Any) -> Any:
-    """A module of ``L`` in which ``parts`` take the place of its methods."""
-
-    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net()
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.net.parameters(), lr=0.1)
-
-    return type("Project", (Module,), parts)()
+from tests.facade.recorder import QUIET, loader, module
 
 
 def fit(L: Any, data: Any = None, flags: dict[str, Any] | None = None, **parts: Any) -> None:
