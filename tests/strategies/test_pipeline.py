@@ -16,8 +16,9 @@ from drivetrain import Trainer, handover
 from drivetrain.declaration import Plan, conflicts
 from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
-from drivetrain_plugins.strategies.pipeline_cut import balance
+from drivetrain_plugins.strategies.pipeline_cut import balance, cost, cut
 from drivetrain_plugins.strategies.pipeline_schedule import runs
+from recipes.char_lm.model import GPT
 from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
 from tests.runs import QUIET, Classifier, difference, loader, seeded, train
 from tests.strategies.gpt import tiny_gpt
@@ -34,6 +35,14 @@ def test_the_heaviest_stage_is_as_light_as_can_be(costs: list[int], parts: int) 
     every_cut = [(0, *inner, len(costs)) for inner in combinations(range(1, len(costs)), parts - 1)]
     best = min(max(sum(costs[a:b]) for a, b in pairwise(edges)) for edges in every_cut)
     assert max(sum(costs[i] for i in part) for part in found) == best
+
+
+def test_stages_take_about_as_long_as_each_other() -> None:
+    """A large vocabulary is looked up at one end and multiplied with at the other."""
+    net = GPT(vocab=1000, context=16, layers=6, heads=2, width=32, tied=True)
+    first, last = cut("", net, 2)
+    assert (len(first.blocks), len(last.blocks)) == (1 + 4, 2 + 2)
+    assert [cost(block) for block in (net.token, net.head, nn.Sequential(net.head, net.head))] == [0, 32000, 32000]
 
 
 @pytest.mark.parametrize("total", range(1, 18))

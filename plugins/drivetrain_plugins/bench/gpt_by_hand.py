@@ -94,16 +94,15 @@ def tensor_parallel(model: Any, device: torch.device) -> Step:
 
 
 def pipeline(model: Any, device: torch.device) -> Step:
-    """GPipe over equal shares of the blocks; four micro-batches, as the strategy has by default."""
+    """GPipe over the stages that the strategy cuts, in four micro-batches, as it has by default. The two ends share the
+    token embedding: its gradient is their sum."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
+    from drivetrain_plugins.strategies.pipeline_cut import cut
+
     rank, size = dist.get_rank(), dist.get_world_size()
-    parts = model.pipeline_stages()
-    inner = parts[1:-2]
-    cut = [len(inner) * i // size for i in range(size + 1)]
-    mine = list(inner[cut[rank] : cut[rank + 1]])
-    mine = [*(parts[:1] if rank == 0 else []), *mine, *(parts[-2:] if rank == size - 1 else [])]
-    part = nn.Sequential(*mine)
+    part = nn.Sequential(*cut("", model, size)[rank].blocks)
+    ends = dist.new_group([0, size - 1])
     optimizer = optimizer_of(part)
     stage = PipelineStage(part, rank, size, device)
     schedule = ScheduleGPipe(stage, 4, loss_fn=loss_of)
@@ -116,6 +115,8 @@ def pipeline(model: Any, device: torch.device) -> Step:
                 schedule.step(tokens, target=following, losses=losses)
             else:
                 schedule.step(target=following, losses=losses)
+        if rank in (0, size - 1):
+            dist.all_reduce(model.token.weight.grad, group=ends)
         optimizer.step()
         return torch.stack(losses).mean().detach() if losses else torch.zeros((), device=device)
 

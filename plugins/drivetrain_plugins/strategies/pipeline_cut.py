@@ -1,4 +1,4 @@
-"""Cutting a network into consecutive stages of about equal numbers of parameters."""
+"""Cutting a network into consecutive stages that take about as long as each other."""
 
 from __future__ import annotations
 
@@ -136,6 +136,15 @@ def balance(costs: Sequence[int], parts: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(edges)]
 
 
+def cost(block: nn.Module) -> int:
+    """How long ``block`` takes, relative to others: the number of parameters that every sample is multiplied by, which
+    for linear layers is half of their operations. Embeddings are looked up, so theirs take next to no time; a weight
+    that an embedding shares with a layer of another kind counts there."""
+    lookups = (nn.Embedding, nn.EmbeddingBag)
+    owners = [one for one in block.modules() if not isinstance(one, lookups)]
+    return sum({id(p): p.numel() for one in owners for p in one.parameters(recurse=False)}.values())
+
+
 def cut(
     path: str, network: nn.Module, stages: int, context: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> list[Stage]:
@@ -151,5 +160,5 @@ def cut(
             f"a pipeline on these workers needs {stages} stages and {name} has {len(blocks)} blocks: use at most"
             f" {len(blocks)} workers in it, fewer strategy.virtual_stages, or cut the network finer."
         )
-    ranges = balance([sum(p.numel() for p in block.parameters()) for block in blocks], stages)
+    ranges = balance([cost(block) for block in blocks], stages)
     return [Stage([blocks[i] for i in part], context) for part in ranges]
