@@ -113,9 +113,9 @@ def note_trained(network: nn.Module) -> None:
     """Let FSDP note what of ``network`` is trained, which it does when it is first called: a module whose optimizers
     take turns may have toggled the network off by then. What is called here computes nothing."""
     caller: Any = network
-    caller.noting = lambda: None
+    caller.noting = lambda nothing: None
     register_fsdp_forward_method(caller, "noting")
-    caller.noting()
+    caller.noting(None)  # with an argument: on a GPU torch 2.11 moves the first one, and fails where there is none
     del caller.noting
     caller.reshard()
 
