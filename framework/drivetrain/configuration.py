@@ -211,6 +211,7 @@ class Configuration:
         self.strategy.name = self.declaration.name
         self.strategy.precision = self.precision_plugin
         self.strategy.compressor = compressor.build(self.compression_options)
+        self.strategy.planned_device = placed.device
         self._own_callbacks = callbacks_of(self, callbacks, enable_checkpointing, enable_model_summary)
         self.callbacks: list[Callback] = []
         self.use_callbacks([])

@@ -39,6 +39,13 @@ class Placement:
     options: Any
     gpus: tuple[int, ...] = ()
 
+    @property
+    def device(self) -> torch.device:
+        """This process's in the job, or that of this node's first worker."""
+        if self.accelerator == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", (self.job or Job(gpus=self.gpus)).gpu)
+
 
 def place(
     accelerator: str, strategy: Any, devices: Any, num_nodes: int, backend: str | None, cpu_workers: int = 2

@@ -165,6 +165,7 @@ class Strategy(StrategyView):
     def connect(self, job: Job) -> None:
         """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
         self.job = job
+        self.planned_device = None
         if job.accelerator == "cuda":
             self.device = torch.device("cuda", job.gpu)
             torch.cuda.set_device(self.device)

@@ -30,12 +30,14 @@ class StrategyView:
     communicator: Communicator
     job: Job
     device: torch.device
+    planned_device: torch.device | None = None
     precision: Precision
     module: TrainModule
 
     @property
     def root_device(self) -> torch.device:
-        return self.device
+        """This rank's; before there are workers that of this node's first one, though nothing is put there yet."""
+        return self.device if self.planned_device is None else self.planned_device
 
     @property
     def world_size(self) -> int:

@@ -88,6 +88,7 @@ def test_gpus_are_the_ones_that_were_named(devices: Any, numbers: list[int]) -> 
     trainer = ours.Trainer(**{**QUIET, "accelerator": "gpu", "devices": devices})
     assert trainer.device_ids == numbers
     assert trainer.num_devices == len(numbers)
+    assert trainer.strategy.root_device == torch.device("cuda", numbers[0]), "known before anything is put there"
     workers = [Job(local_rank=rank, gpus=trainer.gpus) for rank in range(len(numbers))]
     assert [Job(**worker.as_dict()).gpu for worker in workers] == numbers
     with pytest.raises(ConfigurationError, match="twice"):
