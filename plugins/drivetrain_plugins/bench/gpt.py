@@ -31,6 +31,7 @@ class Contest:
     Attributes:
         engine: function of :mod:`drivetrain_plugins.bench.gpt_by_hand`, with its argument if it makes the engine.
         replicas: whether every process reads its own part of the batch; the batch grows with them.
+        pieces: micro-batches that flow through all processes; the batch has as many times a micro-batch's sequences.
         least: fewest processes.
     """
 
@@ -38,7 +39,12 @@ class Contest:
     engine: str
     argument: int | None = None
     replicas: bool = True
+    pieces: int = 1
     least: int = 2
+
+    def scale(self, devices: int) -> int:
+        """How many micro-batches a global batch is."""
+        return devices if self.replicas else self.pieces
 
     @property
     def options(self) -> dict[str, Any]:
@@ -55,7 +61,7 @@ CONTESTS = (
     Contest("zero stage=2", "zero", 2),
     Contest("zero stage=3", "zero", 3),
     Contest("tensor_parallel", "tensor_parallel", replicas=False),
-    Contest("pipeline", "pipeline", replicas=False),
+    Contest("pipeline", "pipeline", replicas=False, pieces=4),
     Contest("parameter_server embedded=true", "parameter_server"),
     Contest("local_sgd period=8", "local_sgd", 8),
 )
@@ -101,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
             if contest.strategy.split(" ")[0] not in wanted or devices < contest.least or (alone and devices > 1):
                 continue
             row = _job(contest, devices, arguments)
-            scale = devices if contest.replicas else 1
+            scale = contest.scale(devices)
             if scale not in reference:
                 one = row if alone else _job(CONTESTS[0], 1, arguments, scale)
                 reference[scale] = one.get("losses", [])
@@ -142,7 +148,7 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
             "accelerator": accelerator,
             "compile": arguments.compile,
             "batch": arguments.batch,
-            "scale": scale if scale is not None else devices if contest.replicas else 1,
+            "scale": scale if scale is not None else contest.scale(devices),
             "out": str(out),
         }
         row: dict[str, Any] = {"strategy": contest.strategy, "devices": devices}

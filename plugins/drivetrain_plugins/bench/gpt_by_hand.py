@@ -94,8 +94,8 @@ def tensor_parallel(model: Any, device: torch.device) -> Step:
 
 
 def pipeline(model: Any, device: torch.device) -> Step:
-    """GPipe over the stages that the strategy cuts, in four micro-batches, as it has by default. The two ends share the
-    token embedding: its gradient is their sum."""
+    """GPipe over the stages that the strategy cuts, in as many micro-batches as it has. The two ends share the token
+    embedding: its gradient is their sum."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     from drivetrain_plugins.strategies.pipeline_cut import cut
