@@ -287,6 +287,9 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         self._trainer = trainer
+        for child in self.children():
+            if isinstance(child, TrainModule):
+                child.trainer = trainer
 
     _device, _dtype = _SameAs("device"), _SameAs("dtype")  # so Lightning keeps them, and projects read them
 

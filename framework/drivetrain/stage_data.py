@@ -31,7 +31,9 @@ def loader_of(request: Request, which: str) -> Any:
         if owner is not None:
             name = f"{which}_dataloader"
             if name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name):
-                return getattr(owner, name)
+                found = getattr(owner, name)
+                if found is not None:  # which says that there is no such data
+                    return found
     return None
 
 

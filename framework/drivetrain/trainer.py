@@ -57,7 +57,7 @@ class Trainer(TrainerState):
                 checkpoint that drivetrain wrote or of a file that Lightning wrote.
             weights_only: False: trust a checkpoint file that holds objects of arbitrary classes.
         """
-        train, datamodule = _data(train_dataloaders, datamodule)
+        train, datamodule = self._data(train_dataloaders, datamodule)
         loaders = {"train": train, "val": val_dataloaders}
         self._run(Request("fit", model, loaders, datamodule, ckpt_path, weights_only=weights_only))
 
@@ -96,7 +96,7 @@ class Trainer(TrainerState):
     ) -> list[Any] | None:
         """Predict; the predictions in the order of the data (batch by batch, each in parts where ranks shared it),
         a list of lists where there are several loaders. Each sample is predicted once."""
-        loader, datamodule = _data(dataloaders, datamodule)
+        loader, datamodule = self._data(dataloaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
         request = Request("predict", model, {"predict": loader}, datamodule or self.datamodule, ckpt_path)
         request.weights_only, request.keep_predictions = weights_only, return_predictions is not False
@@ -169,7 +169,7 @@ class Trainer(TrainerState):
         datamodule: Any,
         weights_only: bool | None,
     ) -> list[dict[str, float]]:
-        loader, datamodule = _data(loaders, datamodule)
+        loader, datamodule = self._data(loaders, datamodule)
         model, ckpt_path = self._known(model, ckpt_path)
         data = datamodule or self.datamodule
         return self._run(Request(stage, model, {which: loader}, data, ckpt_path, verbose, weights_only))
@@ -182,6 +182,16 @@ class Trainer(TrainerState):
         if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", None):
             ckpt_path = "best"
         return self.lightning_module, ckpt_path
+
+    def _data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+        """Loaders and data module; a data module may stand in the loaders' place."""
+        from drivetrain.data import DataModule
+
+        if isinstance(loaders, DataModule):
+            return None, loaders
+        if loaders is not None and datamodule is not None:
+            raise ConfigurationError("loaders and a datamodule were both given: pass one of them.")
+        return loaders, datamodule
 
     def _run(self, request: Request) -> Any:
         try:
@@ -314,17 +324,6 @@ class Trainer(TrainerState):
         fresh["lr_scheduler_configs"], fresh["_given"] = [], {}
         fresh["predict_sources"], fresh["test_sources"] = [], []
         return fresh
-
-
-def _data(loaders: Any, datamodule: Any) -> tuple[Any, Any]:
-    """Loaders and data module; a data module may stand in the loaders' place."""
-    from drivetrain.data import DataModule
-
-    if isinstance(loaders, DataModule):
-        return None, loaders
-    if loaders is not None and datamodule is not None:
-        raise ConfigurationError("loaders and a datamodule were both given: pass one of them.")
-    return loaders, datamodule
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

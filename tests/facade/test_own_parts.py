@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as theirs
 import pytest
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import Precision as TheirPrecision
 from torch import nn
 
@@ -233,3 +234,114 @@ def test_they_can_be_pickled() -> None:
 def test_lightnings_own_ones_are_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         ours.Trainer(**given)
+
+
+class Fit(theirs.LightningModule):
+    """As a package makes a model for Lightning's users: with what is its base's, by ``super()``, and a network of the
+    same kind within it."""
+
+    class Net(theirs.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+            self.steps: list[int] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.steps.append(self.trainer.global_step)
+            return self.net(x)
+
+    def __init__(self, rate: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.automatic_optimization = False
+        self.example_input_array = torch.zeros(1, 5)
+        self.inner = self.Net()
+        self.calls: list[str] = []
+
+    def log(self, name: str, *args: Any, **options: Any) -> None:
+        super().log(f"my_{name}", *args, **options)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("loss", loss, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.rate)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["mine"] = self.current_epoch
+
+
+class Data(theirs.LightningDataModule):
+    """As PyG's: kinds of data that it has not are None."""
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.val_dataloader = None
+        self.told: list[str] = []
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.told.append(str(stage))
+
+    def prepare_data(self) -> None:
+        assert self.trainer.num_devices >= 1
+        super().prepare_data()
+
+    def train_dataloader(self) -> Any:
+        return loader(22, self.hparams.size)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"told": len(self.told)}
+
+
+@pytest.mark.parametrize("positional", [False, True])
+def test_modules_and_data_modules_that_a_package_derived_from_lightnings(positional: bool, tmp_path: Path) -> None:
+    def trained(L: Any) -> tuple[Any, Any, dict[str, Any]]:
+        torch.manual_seed(5)
+        module, data = Fit(0.2), Data()
+        trainer = L.Trainer(**QUIET, max_epochs=2, logger=False)
+        trainer.fit(module, data) if positional else trainer.fit(module, datamodule=data)
+        file = tmp_path / f"{L.__name__}.ckpt"
+        trainer.save_checkpoint(file)
+        kept = torch.load(file, weights_only=True)
+        assert trainer.datamodule is data and trainer.lightning_module is module and module.trainer is trainer
+        return module, data, {**kept, "metrics": trainer.callback_metrics}
+
+    (module, data, kept), (expected, their_data, their_kept) = trained(ours), trained(theirs)
+    assert isinstance(module, Fit) and isinstance(data, Data) and type(Fit()).__mro__[1] is theirs.LightningModule
+    assert data.told == their_data.told
+    assert module.inner.steps == expected.inner.steps
+    assert (module.automatic_optimization, module.strict_loading) == (False, True)
+    assert torch.equal(module.example_input_array, expected.example_input_array)
+    assert kept["metrics"].keys() == their_kept["metrics"].keys() == {"my_loss", "my_loss_step", "my_loss_epoch"}
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), expected.parameters(), strict=True))
+    names = ("mine", "hyper_parameters", "hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_name")
+    assert {name: kept[name] for name in names} == {name: their_kept[name] for name in names}
+    assert kept["Data"] == their_kept["Data"]
+    again = copy.deepcopy(module)
+    assert type(again) is type(module) and again.hparams == module.hparams
+    assert pickle.loads(pickle.dumps(data)).told == data.told
+    assert Fit.load_from_checkpoint(tmp_path / f"{ours.__name__}.ckpt").hparams.rate == 0.2
+
+
+def test_they_are_taken_by_several_workers() -> None:
+    module, data = Fit(), Data()
+    before = copy.deepcopy(module.state_dict())
+    trainer = ours.Trainer(**{**QUIET, "devices": 2, "logger": False, "max_epochs": 1}, strategy="ddp")
+    trainer.fit(module, datamodule=data)
+    assert data.told == ["TrainerFn.FITTING"] and trainer.global_step == 3
+    assert not any(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    with pytest.raises(ConfigurationError, match="BoringModel is of lightning"):
+        trainer.fit(BoringModel(), loader())

@@ -378,3 +378,19 @@ def test_loggers_may_be_taken_away(L: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("limits", "done"), [({"max_steps": 0}, True), ({"max_epochs": 0}, True), ({}, False)])
 def test_a_fit_to_come_may_be_done(L: Any, tmp_path: Path, limits: dict[str, int], done: bool) -> None:
     assert trainer(L, tmp_path, **limits).fit_loop.done is done
+
+
+@both
+def test_a_module_within_another_one_asks_the_same_trainer(L: Any, tmp_path: Path) -> None:
+    class Inner(L.LightningModule):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return x * (1 + self.trainer.global_step + self.global_step + self.current_epoch)
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(float(self.inner(torch.ones(()))))
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    project = module(L, training_step=training_step)
+    project.inner = Inner()
+    trainer(L, tmp_path, max_epochs=2).fit(project, loader(8, 4))
+    assert project.seen == [1.0, 3.0, 6.0, 8.0]

@@ -11,11 +11,14 @@ import functools
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from torch import nn
+
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning.accelerators import Accelerator
 from drivetrain.lightning.strategies import Asked
 from drivetrain.precision import Precision
 
+_NAMES = {"DataModule": "LightningDataModule", "TrainModule": "LightningModule"}  # Lightning's, where they differ
 # What Lightning calls of an accelerator while it runs.
 _OF_ACCELERATORS = ("setup", "setup_device", "teardown", "get_device_stats")
 # What it calls of a precision under another name, or by other arguments, than drivetrain does.
@@ -57,25 +60,64 @@ def refuse_what_is_not_called(strategy: Any, accelerator: Any, plugins: Any) -> 
 
 
 def as_ours(part: Any, contract: type) -> Any:
-    """``part``, made an instance of ``contract`` as well where it derives from Lightning's class of that name.
+    """``part``, made an instance of ``contract`` as well where it derives from Lightning's class for the same.
 
-    It stays the object that it is. What its class takes from Lightning's comes from ``contract`` afterwards, so that a
-    hook that nobody defined costs nothing.
+    It stays the object that it is. Whatever its class takes from Lightning's, also by ``super()``, is of ``contract``
+    afterwards, so that a hook that nobody defined costs nothing. So are the networks within it.
 
     Raises:
         ConfigurationError: it is one of Lightning's own, or derived from one, which reads what is inside of Lightning.
     """
-    kind: Any = type(part)
-    theirs = [each for each in kind.__mro__ if _is_lightnings(each)]
-    if isinstance(part, contract) or contract.__name__ not in {each.__name__ for each in theirs}:
-        return part
-    whole = next((each for each in theirs if each.__name__ != contract.__name__), None)
+    kind = type(part)
+    whole = _own_of_lightning(kind, contract)
     if whole is not None:
         raise ConfigurationError(
             f"{kind.__name__} is of {whole.__module__}: take {whole.__name__} from drivetrain.lightning, if it has it."
         )
-    part.__class__ = _of_both(kind, contract)
+    for one in part.modules() if isinstance(part, nn.Module) else [part]:
+        if _theirs(type(one), contract) is not None and _own_of_lightning(type(one), contract) is None:
+            _take(one, contract)
     return part
+
+
+def _take(part: Any, contract: type) -> None:
+    kind: Any = type(part)
+    if isinstance(part, contract):
+        return
+    given = _set_by_properties(part, contract)
+    part.__class__ = _of_both(kind, contract)
+    for name, value in given.items():
+        setattr(part, name, value)
+    if isinstance(part, nn.Module):
+        for name in ("_device", "_dtype"):  # Lightning keeps them up to date in methods that are no longer called
+            vars(part).pop(name, None)
+
+
+def _own_of_lightning(kind: type, contract: type) -> type | None:
+    """What ``kind`` takes from Lightning besides the class that ``contract`` stands for, and what is below that."""
+    base = _theirs(kind, contract)
+    if base is None or issubclass(kind, contract):
+        return None
+    return next((each for each in kind.__mro__ if _is_lightnings(each) and each not in base.__mro__), None)
+
+
+def _theirs(kind: type, contract: type) -> type | None:
+    """The class of Lightning's that ``kind`` derives from and ``contract`` stands for."""
+    name = _NAMES.get(contract.__name__, contract.__name__)
+    return next((each for each in kind.__mro__ if each.__name__ == name and _is_lightnings(each)), None)
+
+
+def _set_by_properties(part: Any, contract: type) -> dict[str, Any]:
+    """What ``part`` was given through properties of Lightning's that are plain attributes here."""
+    given = {"hparams_name": vars(part)["_hparams_name"]} if "_hparams_name" in vars(part) else {}
+    base = _theirs(type(part), contract)
+    for name in dir(base):
+        member = getattr(base, name)
+        if isinstance(member, property) and member.fset is not None:
+            here, value = getattr(contract, name, None), vars(part).get(f"_{name}")
+            if value is not None and not isinstance(here, property):
+                given[name] = value
+    return given
 
 
 @functools.cache  # callbacks of one type replace each other
@@ -85,15 +127,19 @@ def _of_both(kind: type, contract: type) -> type:
         "__qualname__": kind.__qualname__,
         "__doc__": kind.__doc__,
     }
-    for name, member in vars(contract).items():
-        owner = next((each for each in kind.__mro__ if name in vars(each)), object)
-        if _is_lightnings(owner):
-            members[name] = member
-    make: Any = type(kind)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         members["__reduce_ex__"] = functools.partialmethod(_reduced, kind, contract)
+    make: Any = type(type(kind).__name__, (type(kind),), {"mro": functools.partialmethod(_order, kind, contract)})
     both: type = make(kind.__name__, (kind, contract), members)
     return both
+
+
+def _order(both: type, kind: type, contract: type) -> list[type]:
+    """The project's own classes first, then ``contract``, and behind it what it takes the place of."""
+    base: Any = _theirs(kind, contract)
+    own = [each for each in kind.__mro__ if each not in base.__mro__]
+    ours = [each for each in contract.__mro__ if each is not object]
+    return [both, *own, *ours, *(each for each in base.__mro__ if each not in ours)]
 
 
 def _reduced(part: Any, kind: type, contract: type, protocol: Any) -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
 from drivetrain.callback import Callback
+from drivetrain.compilation import uncompiled
+from drivetrain.data import DataModule
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names
@@ -30,6 +32,7 @@ from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
 from drivetrain.loops.names import LoopToCome
 from drivetrain.meanings import LIGHTNING
+from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
 from drivetrain.request import Request
 
@@ -176,7 +179,11 @@ class Trainer(drivetrain.trainer.Trainer):
         if not fast_dev_run:
             self.max_epochs, self.min_epochs = max_epochs, min_epochs  # type: ignore[assignment]
 
+    def _data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
+        return super()._data(as_ours(loaders, DataModule), as_ours(datamodule, DataModule))
+
     def _run(self, request: Request) -> Any:
+        request.module = as_ours(uncompiled(request.module), TrainModule)
         if request.stage == "fit":
             self._settle_limits()
         return super()._run(request)
