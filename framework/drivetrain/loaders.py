@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
 
 def in_order(loader: Any) -> Any:
@@ -17,6 +24,35 @@ def in_order(loader: Any) -> Any:
         loader.dataset,
         batch_size=loader.batch_size,
         drop_last=loader.drop_last,
+        generator=loader.generator,
+        **reading_options(loader),
+    )
+
+
+def dealt_to_one(loader: Any, seed: int, training: bool) -> Any:
+    """``loader`` with the order of a ``DistributedSampler`` for one process: what Lightning reads by on one device of a
+    distributed strategy. Training data is shuffled, whatever the loader says; other orders of its own (repeated
+    draws, a project's sampler) are kept."""
+    batches = getattr(loader, "batch_sampler", None)
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return loader
+    if isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
+        return loader
+    sampler, dataset = batches.sampler, loader.dataset
+    if type(sampler) is RandomSampler:
+        if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+            return loader
+    elif type(sampler) is not SequentialSampler or not training:
+        return loader
+    own = getattr(sampler, "generator", None)
+    order: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=1, rank=0, seed=seed if own is None else own.initial_seed()
+    )
+    return DataLoader(
+        dataset,
+        batch_size=batches.batch_size,
+        drop_last=batches.drop_last,
+        sampler=order,
         generator=loader.generator,
         **reading_options(loader),
     )

@@ -23,11 +23,11 @@ class Meanings:
         steps: what ``global_step`` counts: ``"batch"`` (a batch on which optimizers stepped) or ``"optimizer"`` (every
             step of every optimizer).
         order: where the order of a shuffled loader comes from: ``"seed"`` (a seed of its own and the epoch) or
-            ``"torch"`` (in one process the loader draws from torch's generator, as in a loop by hand; in several the
-            order is that of a ``DistributedSampler`` of the run's seed).
-        starts: where the random numbers of a stage under several workers begin, in which data is split and models are
-            built by hooks: ``"script"`` (where the script's were) or ``"seed"`` (anew with that of ``seed_everything``,
-            where it was called).
+            ``"torch"`` (under ``single`` the loader draws from torch's generator, as in a loop by hand; else the order
+            is that of a ``DistributedSampler`` of the run's seed).
+        starts: where the random numbers of a stage begin under a distributed strategy, in which data is split and
+            models are built by hooks: ``"script"`` (where the script's were) or ``"seed"`` (anew with that of
+            ``seed_everything``, where it was called).
         builds: where ``configure_model`` makes tensors and draws their random numbers: on the ``"host"``, the same for
             every accelerator, or on the ``"device"``.
         loaders: when ``fit`` asks for its loaders: ``"first"`` (before optimizers are configured, so that what is wrong

@@ -52,7 +52,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
     phase.current.name = phase.SETUP
     with signals.handling(), _deterministic(trainer):
         try:
-            if trainer.meanings.starts == "seed" and job.world_size > 1:
+            if trainer.meanings.starts == "seed" and trainer.strategy_name != "single":
                 seeding.start_anew()
             trainer.connect(job)
             _attach(trainer, request)

@@ -21,8 +21,8 @@ from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
+from drivetrain.loaders import dealt_to_one, reading_options
 from drivetrain.loaders import in_order as read_in_order
-from drivetrain.loaders import reading_options
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
 from drivetrain.seeded_dataset import Seeded
@@ -43,7 +43,8 @@ class BatchSource:
         training: training shuffles anew every epoch and gives whole tails to every replica.
         limit: batches to read: a number, a fraction, or None for all.
         in_order: read a shuffled loader in the order of its data set (overfitting).
-        order: where a shuffle comes from, see :class:`drivetrain.meanings.Meanings`.
+        order: where a shuffle comes from, see :class:`drivetrain.meanings.Meanings`; ``"sampler"`` is ``"torch"`` with
+            the order of a ``DistributedSampler`` in one process, too.
         natural: whether reading may draw from the global generators, where ``order`` does not say it.
         own: whether what ``loader`` gives is this rank's already.
         numbers: whether the samples' numbers in the data set are asked for (prediction).
@@ -68,13 +69,19 @@ class BatchSource:
     ) -> None:
         self.in_order = in_order
         # Lightning tells samplers only: a batch sampler's order stays what it was unless the project tells it itself.
-        self._tells_all = order != "torch"
+        self._tells_all = order == "seed"
+        self.drawn = isinstance(getattr(loader, "sampler", None), RandomSampler)
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
-        self.natural = order == "torch" and shard.size == 1 if natural is None else natural
+        self.natural = order != "seed" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
             shuffled, loader = loader, read_in_order(loader)
             if training and loader is not shuffled:
                 warnings.warn("overfit_batches reads the training data in order, not shuffled.", stacklevel=2)
+        self._dealer: DistributedSampler[Any] | None = None
+        if self.natural and not in_order and reshard and order == "sampler":
+            dealt = dealt_to_one(loader, seed, training)
+            self._dealer = None if dealt is loader else dealt.sampler
+            loader = dealt
         self._noted: Noted | None = None
         numbered = numbers and type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
         if self.natural and numbered and loader.batch_sampler is not None:
@@ -82,7 +89,7 @@ class BatchSource:
             loader = DataLoader(
                 loader.dataset, batch_sampler=self._noted, generator=loader.generator, **reading_options(loader)
             )
-        self._as_sampler = order == "torch" and shard.size > 1
+        self._as_sampler = order != "seed" and shard.size > 1
         self._opened: Iterator[Any] | None = None
         self.opened = False  # whether that was ever done
         self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
@@ -275,14 +282,19 @@ class BatchSource:
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where the next run's seed may be another."""
-        if self._as_sampler and self._order is not None:
-            return {"seed": self._order.seed}
-        return {"drawn_from": self._drawn_from} if self.natural else {}
+        seeded = self._seeded()
+        state: dict[str, Any] = {} if seeded is None else {"seed": seeded.seed}
+        return {**state, "drawn_from": self._drawn_from} if self.natural else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed_from = state.get("drawn_from", [])
-        if self._order is not None and "seed" in state:
-            self._order.seed = state["seed"]
+        seeded = self._seeded()
+        if seeded is not None and "seed" in state:
+            seeded.seed = state["seed"]
+
+    def _seeded(self) -> EpochOrder | DistributedSampler[Any] | None:
+        """What draws the order of a ``DistributedSampler`` of the run's seed."""
+        return self._dealer if self.natural or not self._as_sampler else self._order
 
     @property
     def given(self) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.overrides import is_overridden
-from torch.utils.data import RandomSampler
 
 from drivetrain import worker_seeds
 from drivetrain.combined_source import evaluation_sources, training_source
@@ -46,6 +45,9 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         trainer._given[which] = loaders
     limit = trainer.limits[which]
     seed = trainer.data_seed
+    order = trainer.meanings.order
+    if order == "torch" and trainer.strategy_name != "single":
+        order = "sampler"  # on one device, too: the order of a distributed strategy doesn't change with their number
     make = _training_sources if which == "train" else evaluation_sources
     found = make(
         loaders,
@@ -56,7 +58,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         limit=limit,
         reshard=trainer.use_distributed_sampler,
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
-        order=trainer.meanings.order,
+        order=order,
         numbers=which == "predict",
     )
     if trainer.strategy.trains and (which == "train" or trainer.strategy.data.lockstep):
@@ -69,8 +71,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
                 raise ConfigurationError("the train data is empty: its loader gives no batch.")
             if trainer.is_global_zero:
                 warnings.warn(empty(which, source, len(found)), stacklevel=2)
-        shuffled = isinstance(getattr(source.loader, "sampler", None), RandomSampler)
-        if which != "train" and shuffled and trainer.is_global_zero:
+        if which != "train" and source.drawn and trainer.is_global_zero:
             warnings.warn(f"the {which} data is shuffled: leave it in order.", PossibleUserWarning, stacklevel=2)
     if trainer.instruments is not None:
         for source in found:

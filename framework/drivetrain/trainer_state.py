@@ -348,8 +348,8 @@ class TrainerState(Configuration):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int] | None:
-        """What a ``DistributedSampler`` of this rank takes; None on one process."""
-        if self.world_size == 1:
+        """What a ``DistributedSampler`` of this rank takes; None under ``single``."""
+        if self.strategy_name == "single":
             return None
         return {"num_replicas": self.strategy.data.size, "rank": self.strategy.data.rank}
 

@@ -204,6 +204,21 @@ def test_a_projects_distributed_sampler_deals_as_it_says(kind: Any, drop_last: b
             assert [int(number) for micro in source for number in micro.batch] == list(by_hand)
 
 
+def test_the_order_of_a_distributed_strategy_on_one_device_goes_on_in_a_run_of_another_seed() -> None:
+    def order(source: BatchSource) -> list[int]:
+        source.set_epoch(1)
+        return [int(number) for micro in source for number in micro.batch]
+
+    data = DataLoader(list(range(9)), batch_size=2)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"mode": "per_process", "training": True, "order": "sampler"}
+    first, again = (BatchSource(data, Shard(0, 1), seed=seed, **options) for seed in (1, 2))
+    by_hand = DistributedSampler(range(9), num_replicas=1, rank=0, seed=1)  # type: ignore[arg-type]
+    by_hand.set_epoch(1)
+    assert order(first) == list(by_hand) != order(again)
+    again.load_state_dict({**first.state_dict(), "drawn_from": []})
+    assert order(again) == list(by_hand)
+
+
 def test_data_module_from_datasets() -> None:
     data = DataModule.from_datasets(dataset(24), [dataset(8), dataset(6)], dataset(6), dataset(5), batch_size=4)
     trainer = Trainer(**QUIET, max_epochs=1, precision="64-true")

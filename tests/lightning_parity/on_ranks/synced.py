@@ -58,7 +58,7 @@ def project(L: Any) -> Any:
 
         def read(self, trainer: Any) -> None:
             for metrics in (trainer.callback_metrics, trainer.logged_metrics):
-                known = {name: round(float(value), 5) for name, value in metrics.items() if name != "val/first"}
+                known = {name: float(value) for name, value in metrics.items() if name != "val/first"}
                 self.seen.append((trainer.sanity_checking, trainer.global_step, sorted(known.items())))
 
         def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
