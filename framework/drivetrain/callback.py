@@ -5,6 +5,7 @@ For each moment the callbacks are called first, in the order given (checkpoint c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,3 +137,21 @@ class Callback:
     def before_restore(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
         """Of a resumed fit: optimizers and schedulers are there and get their states next. ``on_load_checkpoint`` was
         called before that, when there were none."""
+
+
+def state_name(callback: Callback) -> str:
+    """The callback's state key as text, under which its state is saved: a key may be a class, which a checkpoint that
+    is read without trust cannot hold."""
+    key: Any = callback.state_key
+    if isinstance(key, str):
+        return key
+    return f"{key.__module__}.{key.__qualname__}" if isinstance(key, type) else repr(key)
+
+
+def saved_state(callback: Callback, states: Mapping[Any, Any]) -> Any:
+    """The callback's state among ``states``, by its name or, in a file that Lightning wrote, by its key or class; None
+    where there is none."""
+    for key in (state_name(callback), callback.state_key, type(callback)):
+        if key in states:
+            return states[key]
+    return None

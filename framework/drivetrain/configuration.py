@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain.arguments import check_arguments, counted, in_seconds
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, state_name
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
@@ -258,7 +258,7 @@ class Configuration:
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
         self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
-        keys = [c.state_key for c in self.callbacks if is_overridden("state_dict", c, Callback)]
+        keys = [state_name(c) for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:
                 raise ConflictError(f"two callbacks have the state key {key!r}: give them different arguments.")

@@ -19,6 +19,7 @@ from lightning_utilities.core.overrides import is_overridden
 from torch.nn.parameter import is_lazy
 
 from drivetrain import left_state
+from drivetrain.callback import state_name
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.errors import CheckpointError
 from drivetrain.launch import Job, launch
@@ -112,7 +113,7 @@ def _batches_of(trainer: Trainer, stage: str) -> dict[str, Any]:
 
 def _owners(trainer: Trainer, request: Request) -> dict[str, Any]:
     """The project's objects by a name that both processes know; callbacks of one name cannot be told apart."""
-    keys = [callback.state_key for callback in trainer.callbacks]
+    keys = [state_name(callback) for callback in trainer.callbacks]
     callbacks = {
         f"callback {key}": one for key, one in zip(keys, trainer.callbacks, strict=True) if keys.count(key) == 1
     }
@@ -149,7 +150,7 @@ def _callback_states(trainer: Trainer) -> dict[str, Any]:
     states = {}
     for callback in trainer.callbacks:
         try:
-            states[callback.state_key] = to_safe(callback.state_dict())
+            states[state_name(callback)] = to_safe(callback.state_dict())
         except CheckpointError as error:
             warnings.warn(f"the caller's {type(callback).__name__} is not brought up to date: {error}", stacklevel=2)
     return states
@@ -186,8 +187,8 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         logger.use_version(version)  # a later stage writes to the same run
     callbacks = from_safe(state["callbacks"])
     for callback in trainer.callbacks:
-        if callback.state_key in callbacks:
-            callback.load_state_dict(callbacks[callback.state_key])
+        if state_name(callback) in callbacks:
+            callback.load_state_dict(callbacks[state_name(callback)])
     if request.stage != "predict":
         return from_safe(state["result"])
     parts: list[list[Any]] = []

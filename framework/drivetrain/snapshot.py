@@ -18,6 +18,7 @@ import torch
 
 from drivetrain import checkpoint as store
 from drivetrain import snapshot_file
+from drivetrain.callback import saved_state, state_name
 from drivetrain.checkpoint import layout, rng
 from drivetrain.checkpoint.io import TorchCheckpointIO, WrappingCheckpointIO
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
@@ -78,7 +79,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
     if by_workers is not None and left is not None:
-        here = {c.state_key: c.state_dict() for c in trainer.callbacks if c.state_key in left["callbacks"]}
+        here = {state_name(c): c.state_dict() for c in trainer.callbacks if state_name(c) in left["callbacks"]}
         shared |= left | {"callbacks": left["callbacks"] | here}  # some are of callbacks that only the workers had
         own = layout.unpack(by_workers.owns[0])
     gather = trainer.strategy.communicator.all_gather_plain
@@ -89,7 +90,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         shared["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         shared["loops"] = _after_step(trainer, loop_state.state_of(fit))
         shared["run"] = snapshot_file.facts(trainer)
-        shared["callbacks"] = {c.state_key: s for c in trainer.callbacks if (s := c.state_dict())}
+        shared["callbacks"] = {state_name(c): s for c in trainer.callbacks if (s := c.state_dict())}
         shown = trainer.published.by_step
         if alone:
             trainer.published.by_step = None  # what the step that failed logged is no metric of the run
@@ -223,8 +224,9 @@ def restore_parts(trainer: Trainer, shared: Mapping[str, Any]) -> None:
                 break
     states = shared.get("callbacks", {})
     for callback in trainer.callbacks:
-        if callback.state_key in states:
-            callback.load_state_dict(states[callback.state_key])
+        state = saved_state(callback, states)
+        if state is not None:
+            callback.load_state_dict(state)
 
 
 def restore(trainer: Trainer, loaded: store.Loaded) -> None:
@@ -269,7 +271,8 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
 
 def _tell_of_absent_callbacks(trainer: Trainer, saved: Mapping[Any, Any]) -> None:
     """A callback that is missing, or was made with another monitor, would begin anew without a word."""
-    absent = sorted(str(key) for key in saved.keys() - {callback.state_key for callback in trainer.callbacks})
+    here = {key for callback in trainer.callbacks for key in (state_name(callback), callback.state_key, type(callback))}
+    absent = sorted(str(key) for key in saved.keys() - here)
     if absent and trainer.is_global_zero:
         warnings.warn(
             f"the checkpoint has states of callbacks that this Trainer does not have: {'; '.join(absent)}: they are"

@@ -140,7 +140,7 @@ def native(trainer: Trainer, content: dict[str, Any]) -> dict[str, Any]:
         "state_dict": content["state_dict"],
         "precision": {"scaler": content[layout.SCALER]} if layout.SCALER in content else {},
         "lr_schedulers": content.get("lr_schedulers", []),
-        "callbacks": {k: v for k, v in content.get("callbacks", {}).items() if isinstance(k, str)},
+        "callbacks": dict(content.get("callbacks", {})),
     }
     try:
         shared["loops"] = from_safe(ours["loops"]) if ours else layout.position(content)

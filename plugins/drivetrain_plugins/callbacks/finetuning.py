@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, saved_state
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class BaseFinetuning(Callback):
 
     def before_restore(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
         """Before optimizers get their states: the groups that had been added, and what was trained."""
-        saved = checkpoint.get("callbacks", {}).get(self.state_key)
+        saved = saved_state(self, checkpoint.get("callbacks", {}))
         if not saved:
             return
         named, added = dict(pl_module.named_parameters()), []

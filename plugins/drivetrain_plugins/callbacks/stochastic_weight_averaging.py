@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import SWALR
 
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, saved_state
 from drivetrain.errors import ConfigurationError
 from drivetrain.optimizer import SchedulerConfig
 
@@ -254,7 +254,7 @@ class StochasticWeightAveraging(Callback):
 
     def before_restore(self, trainer: Trainer, pl_module: TrainModule, checkpoint: dict[str, Any]) -> None:
         """Before schedulers get their states: the one that was taken over must not get another's."""
-        saved = checkpoint.get("callbacks", {}).get(self.state_key)
+        saved = saved_state(self, checkpoint.get("callbacks", {}))
         if saved and saved["scheduler_state"] is not None:
             trainer.lr_scheduler_configs.clear()
 
