@@ -26,6 +26,7 @@ from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
 from drivetrain.seeded_dataset import Seeded
+from drivetrain.stateful_loader import Places, Stateful
 from drivetrain.strategy import Shard
 
 __all__ = ["BatchSource", "MicroBatch", "batch_size", "part", "take"]
@@ -118,6 +119,9 @@ class BatchSource:
             and not (mode == "per_process" and self._parted_by_its_own_rule(loader))
         ):
             self._rebuild(loader, seed)
+        # What reads its samples by a sampler of ours stands where that does.
+        readable = self._sampler is None and isinstance(loader, Stateful)
+        self._places = Places(loader) if readable else None
         self.reader = watched(self.reader)
         self.at_once: list[BatchSource] = []  # what it reads at once, whose batches need not be of one size
         self.combined: Any = None  # what these were given as
@@ -237,9 +241,7 @@ class BatchSource:
             return self._read_sampled(start)
         if self.natural:
             return self._read_natural(start)
-        numbered = enumerate(self._repeatable())
-        for _ in range(start):
-            next(numbered, None)
+        numbered = self._numbered(self._repeatable(), start)
         if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
         return self._read_unsized(numbered, next(numbered, None))
@@ -257,6 +259,9 @@ class BatchSource:
             self._opened = opened if keep else None
 
     def _read_natural(self, start: int) -> Iterator[MicroBatch]:
+        placed = self._places is not None and self._places.resume(start)
+        if placed:
+            self._opened = None
         if start and self._resumed_from:  # as the epoch was opened and begun before
             restore(self._resumed_from[0])
             self._opened = None
@@ -266,28 +271,55 @@ class BatchSource:
         opened, self._opened = self._opened, None
         assert opened is not None
         self._drawn_from.append(states())
-        numbered = enumerate(opened)
-        for _ in range(start):
-            next(numbered, None)
+        numbered = self._numbered(opened, start, placed)
         if self.full_length != float("inf") and self.counted:
             return self._read_sized(numbered, start)
         if self._looks_ahead:
             return self._read_unsized(numbered, next(numbered, None))
         return self._read_as_told(numbered)
 
+    def _numbered(self, opened: Iterable[Any], start: int, placed: bool | None = None) -> Iterator[tuple[int, Any]]:
+        """The batches from number ``start`` on, with their numbers: past those before it, unless the loader was
+        ``placed`` there by its own state."""
+        places = self._places
+        if placed is None:
+            placed = places is not None and places.resume(start)
+        if placed:
+            numbered = enumerate(opened, start)
+        else:
+            numbered = enumerate(opened)
+            for _ in range(start):
+                next(numbered, None)
+        if places is None:
+            return numbered
+        if self._looks_ahead:
+            places.kept = max(places.kept, 2)
+        return places.following(numbered, start)
+
     def with_processes(self) -> list[Watched]:
         """The loaders that are read here and have processes: its own, or those that it reads at once."""
         own = [self.reader] if isinstance(self.reader, Watched) else []
         return [*own, *(one for source in self.at_once for one in source.with_processes())]
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the order of the epoch at hand comes from, where the next run's seed may be another."""
+    def keep_places(self, batches: int) -> None:
+        """A checkpoint may be made of a moment up to so many batches before what was read."""
+        if self._places is not None:
+            self._places.kept = batches
+
+    def state_dict(self, batches: int = 0) -> dict[str, Any]:
+        """What the order of the epoch at hand comes from, where the next run's seed may be another; and where a loader
+        stood after ``batches`` of it that says so itself."""
         seeded = self._seeded()
         state: dict[str, Any] = {} if seeded is None else {"seed": seeded.seed}
+        if batches and self._places is not None:
+            place = self._places.after(batches)
+            state |= {} if place is None else {"loader": place}
         return {**state, "drawn_from": self._drawn_from} if self.natural else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed_from = state.get("drawn_from", [])
+        if self._places is not None and "loader" in state:
+            self._places.go_on_from(state["loader"])
         seeded = self._seeded()
         if seeded is not None and "seed" in state:
             seeded.seed = state["seed"]

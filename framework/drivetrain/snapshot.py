@@ -105,8 +105,10 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": _metric_states(module),
-            "order": fit.data.order,
+            "order": fit.data.order_after(0 if fit.ended else shared["loops"]["batch"]),
         }
+        if "loader" in own["order"] and trainer.meanings.checkpoint == "file":
+            shared["loops"]["loaders"] = [own["order"]["loader"]]  # where Lightning looks for it
     return shared, own
 
 
@@ -260,8 +262,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         _load_metric_states(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
-        fit.data.order = loaded.own.get("order", {})
-    elif trainer.is_global_zero and "world_size" in loaded.meta:
+        fit.data.go_on_from(loaded.own.get("order", {}))
+    elif "world_size" not in loaded.meta:
+        states = shared["loops"].get("loaders")
+        fit.data.go_on_from({"loader": states[0]} if states else {})
+    elif trainer.is_global_zero:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",

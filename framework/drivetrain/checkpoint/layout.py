@@ -68,7 +68,7 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
                 "world_size": len(owns),
                 "own": owns,
                 "parameters": [order for _, order in packed],
-                "loops": to_safe(shared["loops"]),
+                "loops": to_safe({name: value for name, value in shared["loops"].items() if name != "loaders"}),
                 "metrics": to_safe(shared["metrics"]),
             }
     if (data := shared.get("datamodule")) and "run" in shared:
@@ -146,7 +146,7 @@ def loops(state: Mapping[str, Any], *, automatic: bool, length: int, validation:
 
     return {
         "fit_loop": {
-            "state_dict": {},
+            "state_dict": {"combined_loader": list(state["loaders"])} if state.get("loaders") else {},
             "epoch_loop.state_dict": {"_batches_that_stepped": stepped},
             "epoch_loop.batch_progress": pair(
                 _tracker(seen, seen - lag), _tracker(current, current - lag), is_last_batch=last
@@ -207,6 +207,7 @@ def position(content: Mapping[str, Any]) -> dict[str, Any]:
         "batches_seen": batches["total"]["processed"],
         "seconds": 0.0,
         "loss_curve": [],
+        "loaders": list(fit.get("state_dict", {}).get("combined_loader", [])),
     }
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
 from drivetrain import stage_data
+from drivetrain.checkpoint import to_safe
+from drivetrain.errors import CheckpointError
 from drivetrain.sharding import BatchSource
 
 if TYPE_CHECKING:
@@ -40,13 +44,25 @@ class TrainingData:
     def source(self, source: BatchSource) -> None:
         self._source = source
 
-    @property
-    def order(self) -> dict[str, Any]:
-        """What the order of the epoch's data comes from, for a checkpoint."""
-        return self._order if self._source is None else self._source.state_dict()
+    def order_after(self, batches: int) -> dict[str, Any]:
+        """What the order of the epoch's data comes from, and where its loader stands after ``batches``, for a
+        checkpoint."""
+        if self._source is None:
+            return self._order
+        order = self._source.state_dict(batches)
+        if "loader" in order:
+            try:
+                to_safe(order["loader"])
+            except CheckpointError as error:
+                del order["loader"]
+                rank_zero_warn(
+                    f"the state of the training loader is not saved: {error}; a run that goes on within the epoch reads"
+                    " past the batches that were there."
+                )
+        return order
 
-    @order.setter
-    def order(self, order: dict[str, Any]) -> None:
+    def go_on_from(self, order: dict[str, Any]) -> None:
+        """Let the epoch's data be what :meth:`order_after` said."""
         self._order = order
         if self._source is not None:
             self._source.load_state_dict(order)

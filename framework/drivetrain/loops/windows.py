@@ -55,6 +55,7 @@ class Windows:
 
     def __init__(self, fit: FitLoop, source: BatchSource, start: int, accumulate: int) -> None:
         self.fit, self.source, self.start, self.accumulate = fit, source, start, accumulate
+        source.keep_places(0 if accumulate == 1 else 2 * accumulate)
         self.reader = source.read(start)
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
         one_by_one = source.counted or source.natural
