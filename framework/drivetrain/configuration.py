@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from drivetrain.callback import Callback, state_name
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
-from drivetrain.errors import ConflictError
+from drivetrain.errors import ConfigurationError, ConflictError
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
 from drivetrain.logger import Logger, SilentLogger
@@ -214,6 +215,7 @@ class Configuration:
         self.strategy.planned_device = placed.device
         self._own_callbacks = callbacks_of(self, callbacks, enable_checkpointing, enable_model_summary)
         self.callbacks: list[Callback] = []
+        self._used: tuple[list[Callback], list[Callback]] = ([], [])
         self.use_callbacks([])
         self.loggers = loggers_of(self, logger)
         self._fresh_state()
@@ -252,12 +254,33 @@ class Configuration:
             compression_options=self.compression_options,
         )
 
+    def take_callback(self, callback: Callback) -> Callback:
+        """``callback``, as it is told of a run."""
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(f"callbacks: {type(callback).__name__} is no Callback, derive it from one.")
+        return callback
+
+    def _own_callbacks_now(self) -> list[Callback]:
+        """The trainer's own callbacks, with what a user has added to the list ``callbacks`` or taken from it since it
+        was made."""
+        made, of_module = self._used
+        if len(made) == len(self.callbacks) and all(map(operator.is_, made, self.callbacks)):
+            return self._own_callbacks
+        shown, others = {id(callback) for callback in made}, {id(callback) for callback in of_module}
+        aside = [
+            callback for callback in self._own_callbacks if id(callback) not in shown
+        ]  # the module's replaced them
+        return aside + [self.take_callback(callback) for callback in self.callbacks if id(callback) not in others]
+
     def use_callbacks(self, more: list[Callback]) -> None:
-        """The trainer's callbacks and the module's, which replace others of their type; checkpointing ones last."""
-        kinds = {type(callback) for callback in more}
+        """The trainer's callbacks and the module's, which replace others of their type or of one that theirs derives
+        from; checkpointing ones last."""
+        self._own_callbacks = self._own_callbacks_now()
+        kinds = {kind for callback in more for kind in type(callback).__mro__} - {*Callback.__mro__}
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
         found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
         self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
+        self._used = (list(self.callbacks), list(more))
         keys = [state_name(c) for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:
             if keys.count(key) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,25 @@ class Hooks:
         self.trainer, self.module, self.callbacks = trainer, module, callbacks
         self.current: str | None = None
         self._base = Base
+        self._resolve_all()
+
+    def _resolve_all(self) -> None:
+        self._known = list(self.callbacks)
         self._functions: dict[str, tuple[Callable[..., Any], ...]] = {}
         names = {name for name in dir(Callback) if name.startswith("on_")}
         self.active = frozenset(name for name in names if self._resolve(name))
+
+    def follow(self) -> None:
+        """Take up what a project has added to the Trainer's list of callbacks since it was looked at, or taken from it
+        (in a hook). The loops ask around an epoch's begin."""
+        now = self.trainer.callbacks
+        if len(now) == len(self._known) and all(map(operator.is_, now, self._known)):
+            return
+        now[:] = [self.trainer.take_callback(callback) for callback in now]
+        for callback in now:
+            callback._logs_to = self.module
+        self.callbacks = now
+        self._resolve_all()
 
     def __call__(self, name: str, *args: Any) -> Any:
         """Call hook ``name`` of every callback, then of the module; returns what the last of them returned."""

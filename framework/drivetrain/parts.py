@@ -52,9 +52,7 @@ def callbacks_of(
     if given is None:
         given = []
     found = list(given) if isinstance(given, Sequence) else [given]  # Hydra gives a list of its own kind
-    for callback in found:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(f"callbacks: {type(callback).__name__} is no Callback, derive it from one.")
+    found = [trainer.take_callback(callback) for callback in found]
     saves = any(callback.saves_checkpoints for callback in found)
     if checkpointing is False and saves and not trainer.fast_dev_run:
         raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")

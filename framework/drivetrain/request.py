@@ -95,6 +95,7 @@ def check(trainer: Trainer, request: Request) -> None:
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
     if stage == "fit":
+        trainer.callbacks[:] = [trainer.take_callback(callback) for callback in trainer.callbacks]
         check_needs(trainer)
     trainer.strategy.check_module(module, plan)
     if stage == "fit":

@@ -188,6 +188,9 @@ class Trainer(drivetrain.trainer.Trainer):
             self._settle_limits()
         return super()._run(request)
 
+    def take_callback(self, callback: Callback) -> Callback:
+        return super().take_callback(as_ours(callback, Callback))
+
     def use_callbacks(self, more: list[Callback]) -> None:
         super().use_callbacks([as_ours(callback, Callback) for callback in more])
 

@@ -100,6 +100,7 @@ class EvaluateLoop:
         try:
             trainer.remember_modes()
             with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+                hooks.follow()
                 hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")

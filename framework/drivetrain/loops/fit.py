@@ -142,6 +142,7 @@ class FitLoop(RunningLoop):
             self.data.source.open(keep=self.epoch == 0 or self.restored)
         if self.validations.in_epoch():
             stage_data.validation(trainer)
+        hooks.follow()
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
@@ -212,7 +213,10 @@ class FitLoop(RunningLoop):
         self.forward_only = False
         if not resumed:
             self.schedules.stepped_in_epoch = 0
+        hooks.follow()
         hooks("on_train_epoch_start")
+        hooks.follow()
+        self.optimization.settle()
         self._follow_trainable()
         window = 1 if self.forward_only else trainer.accumulate_grad_batches
         windows = Windows(self, self.data.source, self.batch, window)

@@ -46,14 +46,19 @@ class Optimization:
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._default_step = not self.hooks.module_has("optimizer_step")
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
-        plain = self._default_zero and "on_before_zero_grad" not in self.hooks.active
-        self._zero = zero_grad if plain else self._zero_as_overridden
         self._closures = False
 
     def use(self, optimizers: list[Optimizer]) -> None:
         """Take the optimizers that the strategy built."""
         self.optimizers = optimizers
         self.wrapped = [TrainOptimizer(o, self._step_optimizer, self.module.toggled_optimizer) for o in optimizers]
+        self.settle()
+        self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
+
+    def settle(self) -> None:
+        """See what there is to do around a step: callbacks and the clipping may have changed since the last epoch."""
+        plain = self._default_zero and "on_before_zero_grad" not in self.hooks.active
+        self._zero = zero_grad if plain else self._zero_as_overridden
         nothing_to_do = (
             "on_before_optimizer_step" not in self.hooks.active
             and not self.trainer.gradient_clip_val
@@ -61,9 +66,8 @@ class Optimization:
             and not self.hooks.module_has("configure_gradient_clipping")
         )
         self._before_steps: list[Callable[[], None]] = [
-            _nothing if nothing_to_do else partial(self._before_step, optimizer) for optimizer in optimizers
+            _nothing if nothing_to_do else partial(self._before_step, optimizer) for optimizer in self.optimizers
         ]
-        self._closures = any(needs_closure(optimizer) for optimizer in optimizers)
 
     def automatic(self, steps: list[MicroStep]) -> None:
         """Step the one optimizer; its closure runs the last micro-batch, and the whole window when called again."""

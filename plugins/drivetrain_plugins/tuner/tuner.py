@@ -106,10 +106,10 @@ class Tuner:
         """The stage, which the finder ends as soon as it has found."""
         trainer = self._trainer
         finder._early_exit = True
-        trainer._own_callbacks.insert(0, finder)
-        trainer.use_callbacks([])
+        trainer.callbacks.insert(0, finder)
         try:
             getattr(trainer, method)(model, *loaders, datamodule=datamodule)
         finally:
-            trainer._own_callbacks.remove(finder)
+            if finder in trainer.callbacks:
+                trainer.callbacks.remove(finder)
             trainer.use_callbacks([])
