@@ -64,6 +64,7 @@ class Entry:
     weight: float = 0.0
     steps: list[tuple[int, Any, float]] = field(default_factory=list)  # (batch, value, weight), newest last
     former: list[tuple[int, Any, float]] = field(default_factory=list)  # in training: of the batch before that
+    met: tuple[int, Any, float] | None = None  # what the ranks combined last
 
     @property
     def title(self) -> str:

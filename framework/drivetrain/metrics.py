@@ -161,10 +161,14 @@ class Metrics:
     # -- looking at once ----------------------------------------------------------------------------------------
     def current(self, by_step: bool, alone: bool) -> Iterator[tuple[Entry, str, Tensor]]:
         """What this rank logged in the step (or, not ``by_step``, in the epoch) so far, of the loader at hand where
-        there are several: entry, name and value. Of several ranks only what each knows for itself."""
+        there are several: entry, name and value. Of several ranks what each knows for itself; of what they combine a
+        training step's value until they have."""
         at = self.batch.loader if self.batch is not None and self.several_loaders else None
-        for entry in self.entries.values():
-            if entry.at != at or (entry.over_ranks and not alone):
+        for (hook, _, _), entry in self.entries.items():
+            if entry.at != at:
+                continue
+            combined = entry.over_ranks and not alone
+            if combined and not (by_step and hook in BATCH_HOOKS and entry.steps and entry.steps[-1] is not entry.met):
                 continue
             if by_step:
                 if entry.on_step and entry.steps:
@@ -202,21 +206,30 @@ class Metrics:
             series = [(0.0, 0.0) for _ in series]
         return exchange(self.gather, self.communicator, self.device, columns, flags, series)
 
+    def combines(self, name: str) -> bool:
+        """Whether ``name`` is of values that ranks combine, and so the same on all of them once they have."""
+        return any(
+            entry.over_ranks and name in (entry.title, entry.forked("step"), entry.forked("epoch"))
+            for entry in self.entries.values()
+        )
+
     def step_columns(self, batch: int | None) -> dict[str, Column]:
         """Contributions of the values logged on step in training batch ``batch``; None: the last ones, of any."""
-        return {
-            entry.forked("step"): entry.column(entry.steps[-1])
-            for entry in self.entries.values()
-            if entry.on_step and entry.steps and batch in (None, entry.steps[-1][0])
-        }
+        columns = {}
+        for entry in self.entries.values():
+            if entry.on_step and entry.steps and batch in (None, entry.steps[-1][0]):
+                entry.met = entry.steps[-1]
+                columns[entry.forked("step")] = entry.column(entry.met)
+        return columns
 
     def latest_columns(self) -> dict[str, Column]:
-        """Contributions of the last values that are logged on step only: to be known after an epoch, not written."""
-        return {
-            entry.forked("step"): replace(entry.column(entry.steps[-1]), logger=False)
-            for entry in self.entries.values()
-            if entry.on_step and not entry.on_epoch and entry.steps and entry.metric is None
-        }
+        """Contributions of the last values by step: to be known after an epoch, not written."""
+        columns = {}
+        for (hook, _, _), entry in self.entries.items():
+            if entry.on_step and entry.steps and entry.metric is None and (hook in BATCH_HOOKS or not entry.on_epoch):
+                entry.met = entry.steps[-1]
+                columns[entry.forked("step")] = replace(entry.column(entry.met), logger=False)
+        return columns
 
     def epoch_columns(self) -> dict[str, Column]:
         """Contributions of the epoch's values."""

@@ -72,10 +72,17 @@ class PublishedMetrics:
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The metric ``name``, the same on all ranks; see :meth:`drivetrain.Trainer.monitored`."""
+        if self.trainer.world_size > 1 and name not in self._agreed and self._combined(name):
+            return None  # what is shown is this rank's own
         if self.trainer.world_size > 1 and name in self._agreed:
             known = self._callback.get(name)
             return torch.tensor(self._agreed[name], dtype=torch.float64 if known is None else known.dtype)
         return self.callback.get(name)
+
+    def _combined(self, name: str) -> bool:
+        """Whether ranks combine what is logged under ``name``, where each is shown its own value before that."""
+        trainer = self.trainer
+        return trainer.meanings.live_metrics and trainer.metrics is not None and trainer.metrics.combines(name)
 
     # -- making known -------------------------------------------------------------------------------------------
     def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
@@ -88,12 +95,18 @@ class PublishedMetrics:
             if name in exchange.own:
                 self._agreed[name] = self._agreed[column.title] = value
                 value = exchange.own[name]
+            elif live:
+                self._agreed[name] = self._agreed[column.title] = value
             shown = self._shown(value, column)
             self._callback[column.title] = self._callback[name] = shown
-            if column.logger and live:
+            if live and (column.logger or name in self._log):
                 self._log[name] = shown
             if column.prog_bar:
                 self._bar[name] = float(shown)
+        for name in exchange.values:  # an epoch's value is what is known without a suffix, whatever came first
+            title = exchange.columns[name].title
+            if title != name and "_epoch" in name:
+                self._callback[title] = self._callback[name]
         if write and not checking:
             self.write(exchange, step)
 

@@ -319,3 +319,50 @@ def test_a_loss_that_is_not_finite_is_told_and_training_goes_on() -> None:
     with pytest.warns(UserWarning, match="at step 2"):
         trainer.fit(Bad(), ones(6, 2))
     assert trainer.global_step == 3
+
+
+class Combining(L.LightningModule):  # type: ignore[misc, name-defined]
+    """Values of each step that ranks combine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+        self.seen: list[list[dict[str, float]]] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("both", float(batch_idx + 4 * self.global_rank), on_step=True, on_epoch=True, sync_dist=True)
+        self.log("step", float(batch_idx + 4 * self.global_rank), on_step=True, prog_bar=True, sync_dist=True)
+        return self.net(batch[0]).pow(2).mean()
+
+    def look(self) -> None:
+        trainer = self.trainer
+        known = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
+        self.seen.append([{name: float(value) for name, value in metrics.items()} for metrics in known])
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.look()
+
+    def on_train_epoch_end(self) -> None:
+        self.look()
+        self.monitored = [self.trainer.monitored(name) for name in ("step", "both_step", "both", "absent")]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def test_what_ranks_combine_is_known_after_each_step_and_combined_after_the_epoch() -> None:
+    """Between two boundaries it is the rank's own, for nothing is sent."""
+    module = Combining()
+    data = DataLoader(TensorDataset(torch.randn(12, 1)), batch_size=2)
+    trainer = L.Trainer(**{**SILENT, "devices": 2, "max_epochs": 2, "log_every_n_steps": 4}, strategy="ddp")
+    trainer.fit(module, data)
+    callback = [known[0] for known in module.seen]
+    own = [0.0, 1.0, 2.0]
+    assert [known["both_step"] for known in callback] == [known["step"] for known in callback] == [*own, 3.0 + 1] * 2
+    assert [known["both"] for known in callback] == [*own, 3.0] * 2, "after an epoch that of the epoch"
+    assert [known["step"] for _, known, _ in module.seen] == [known["step"] for *_, known in module.seen]
+    assert module.seen[-1][1] == {"step": 4.0, "both_step": 4.0, "both_epoch": 3.0}
+    assert [None if value is None else float(value) for value in module.monitored] == [4.0, 4.0, 3.0, None]
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
+        **{"both_step": 4.0, "step": 4.0, "both": 3.0, "both_epoch": 3.0}
+    }

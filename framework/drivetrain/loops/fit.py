@@ -247,7 +247,7 @@ class FitLoop(RunningLoop):
         trainer.published.keep()
         trainer.published.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
-            so_far = boundary.agree(metrics, metrics.epoch_columns())
+            so_far = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
             objects = metrics.torchmetrics(so_far.columns, reset=False)
             trainer.published.publish(so_far.joined(objects), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
