@@ -129,10 +129,11 @@ class ModelSummary:
     def total_flops(self) -> int:
         return self._summary.flops
 
-    def __str__(self) -> str:
+    def _get_summary_data(self) -> list[tuple[str, list[str]]]:
+        """The columns of the table: the name of each, and its cells."""
         shaped = self._summary.has_shapes
-        head = ["", "Name", "Type", "Params", "Mode", "FLOPs", *(["In sizes", "Out sizes"] if shaped else [])]
-        lines = [head]
+        head = [" ", "Name", "Type", "Params", "Mode", "FLOPs", *(["In sizes", "Out sizes"] if shaped else [])]
+        lines = []
         for number, (row, layer) in enumerate(zip(self._summary.rows, self._layers.values(), strict=True)):
             mode = "train" if layer.training else "eval"
             cells = [str(number), row.name, row.kind, get_human_readable_count(row.parameters), mode]
@@ -141,7 +142,13 @@ class ModelSummary:
         left = self.total_parameters - self.total_layer_params
         if left > 0:
             rest = [NOT_APPLICABLE] * (len(head) - 4)
-            lines.append(["", LEFTOVER_PARAMS_NAME, NOT_APPLICABLE, get_human_readable_count(left), *rest])
+            lines.append([" ", LEFTOVER_PARAMS_NAME, NOT_APPLICABLE, get_human_readable_count(left), *rest])
+        return [(name, [line[column] for line in lines]) for column, name in enumerate(head)]
+
+    def __str__(self) -> str:
+        columns = self._get_summary_data()
+        head = [name for name, _ in columns]
+        lines = [head, *(list(cells) for cells in zip(*(column for _, column in columns), strict=True))]
         widths = [max(1, *(len(line[column]) for line in lines)) for column in range(len(head))]
         rule = "-" * (sum(widths) + 3 * (len(widths) + 1))
         table = [" | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]

@@ -22,7 +22,7 @@ from drivetrain.compilation import uncompiled
 from drivetrain.data import DataModule
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
-from drivetrain.lightning import deep_names
+from drivetrain.lightning import deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
 from drivetrain.lightning.plugins import meant_by
@@ -160,6 +160,9 @@ class Trainer(drivetrain.trainer.Trainer):
         if callbacks is not None:
             several = callbacks if isinstance(callbacks, Sequence) else [callbacks]
             given["callbacks"] = [as_ours(callback, Callback) for callback in several]
+        loggers = logger if isinstance(logger, list) else [logger]
+        for part in (*given["callbacks"], *loggers, profiler) if callbacks is not None else (*loggers, profiler):
+            passed_over.tell(part)
         unlogged = barebones or log_every_n_steps == 0
         if unlogged:
             given["log_every_n_steps"] = None
@@ -192,6 +195,8 @@ class Trainer(drivetrain.trainer.Trainer):
         return super().take_callback(as_ours(callback, Callback))
 
     def use_callbacks(self, more: list[Callback]) -> None:
+        for callback in more:
+            passed_over.tell(callback)
         super().use_callbacks([as_ours(callback, Callback) for callback in more])
 
     def _settle_limits(self) -> None:

@@ -87,11 +87,19 @@ class EarlyStopping(Callback):
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
         self.best_score = torch.tensor(worst(mode))
+        if self._has_operator:
+            self.best_score = torch.tensor(math.inf if self.monitor_op is torch.lt else -math.inf)
         self._on_train_epoch_end = check_on_train_epoch_end
         self._fitting = False
 
     mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
     order_dict: ClassVar[dict[str, str]] = {"min": "<", "max": ">"}
+
+    @property
+    def _has_operator(self) -> bool:
+        """Whether a subclass says itself what is better."""
+        kind = type(self)
+        return kind.monitor_op is not EarlyStopping.monitor_op or kind.mode_dict is not EarlyStopping.mode_dict
 
     @property
     def monitor_op(self) -> Callable[..., Any]:
@@ -159,16 +167,16 @@ class EarlyStopping(Callback):
 
     def _judge(self, value: torch.Tensor) -> tuple[EarlyStoppingReason, str]:
         current, best, reasons = float(value), float(self.best_score), EarlyStoppingReason
-        name, better = self.monitor, "<" if self.mode == "min" else ">"
+        name, better = self.monitor, self.order_dict[self.mode]
         if self.check_finite and not math.isfinite(current):
             return reasons.NON_FINITE_METRIC, f"{name} = {current} is not finite; its best was {best:.4g}."
-        if self.stopping_threshold is not None and improves(self.mode, current, self.stopping_threshold):
+        if self.stopping_threshold is not None and self._better(current, self.stopping_threshold):
             message = f"{name} = {current:.4g} {better} {self.stopping_threshold}: the threshold is reached."
             return reasons.STOPPING_THRESHOLD, message
-        if self.divergence_threshold is not None and improves(self.mode, self.divergence_threshold, current):
+        if self.divergence_threshold is not None and self._better(-current, -self.divergence_threshold):
             message = f"{name} = {current:.4g} is worse than {self.divergence_threshold}: training diverges."
             return reasons.DIVERGENCE_THRESHOLD, message
-        if improves(self.mode, current, best, abs(self.min_delta)):
+        if self._better(current, best, abs(self.min_delta)):
             self.best_score, self.wait_count = value.detach().clone(), 0
             gain = f" by {abs(best - current):.4g}" if math.isfinite(best) else ""
             return reasons.NOT_STOPPED, f"{name} improved{gain} to {current:.4g}."
@@ -177,6 +185,14 @@ class EarlyStopping(Callback):
             message = f"{name} did not improve in {self.wait_count} checks; its best was {best:.4g}."
             return reasons.PATIENCE_EXHAUSTED, message
         return reasons.NOT_STOPPED, ""
+
+    def _better(self, value: float, than: float, margin: float = 0.0) -> bool:
+        """Whether ``value`` is better than another one by more than ``margin``, as a project says that has an operator
+        of its own."""
+        if not self._has_operator:
+            return improves(self.mode, value, than, margin)
+        signed = margin if self.monitor_op is torch.gt else -margin
+        return bool(self.monitor_op(torch.tensor(value - signed), torch.tensor(than)))
 
     def _report(self, trainer: Trainer, level: int, message: str) -> None:
         if trainer.is_global_zero or not self.log_rank_zero_only:

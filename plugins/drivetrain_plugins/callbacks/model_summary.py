@@ -43,6 +43,9 @@ class ModelSummary(Callback):
         if not trainer.is_global_zero:
             return
         drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # else the others would wait for it
+        if type(self).summarize is not ModelSummary.summarize:
+            self._as_lightnings(pl_module)
+            return
         summary = Summary(pl_module, self.max_depth, compute=drawn)
         # No terminal, no colours and no borders: rich then writes plain text.
         console = Console(soft_wrap=False)
@@ -50,6 +53,57 @@ class ModelSummary(Callback):
         if summary.rows:
             console.print(table(summary, **self._summarize_kwargs), width=width)
         console.print(totals(summary), markup=False, highlight=False)
+
+    def _as_lightnings(self, pl_module: TrainModule) -> None:
+        """Have a project's own ``summarize`` print what Lightning would give it."""
+        if self.max_depth == 0:
+            return
+        from drivetrain.lightning.model_summary import ModelSummary as Columns
+
+        found = Columns(pl_module, self.max_depth)
+        self.summarize(
+            found._get_summary_data(),
+            found.total_parameters,
+            found.trainable_parameters,
+            found.model_size,
+            found.total_training_modes,
+            total_flops=found.total_flops,
+            **self._summarize_kwargs,
+        )
+
+    @staticmethod
+    def summarize(
+        summary_data: list[tuple[str, list[str]]],
+        total_parameters: int,
+        trainable_parameters: int,
+        model_size: float,
+        total_training_modes: dict[str, int],
+        total_flops: int,
+        **summarize_kwargs: Any,
+    ) -> None:
+        """Print these columns and totals; overridden it is called in place of the table that is printed here.
+
+        Args:
+            summary_data: the columns, each its name and its cells.
+            model_size: in megabytes.
+            total_training_modes: numbers of modules that are in training (``"train"``) and in evaluation (``"eval"``).
+            summarize_kwargs: keywords of ``rich``'s table.
+        """
+        shown = Table(**{"box": None, "header_style": "bold", "pad_edge": False, **summarize_kwargs})
+        for name, _ in summary_data:
+            shown.add_column(name)
+        for cells in zip(*(column for _, column in summary_data), strict=True):
+            shown.add_row(*(Text(str(cell)) for cell in cells))
+        console = Console(soft_wrap=False)
+        console.print(shown, width=None if console.is_terminal else 160)
+        frozen = total_parameters - trainable_parameters
+        modes = ", ".join(f"{number} in {mode}" for mode, number in total_training_modes.items())
+        console.print(
+            f"{readable(total_parameters)} parameters: {readable(trainable_parameters)} trainable, {readable(frozen)}"
+            f" not; about {model_size:,.1f} MB; modules: {modes}; {readable(total_flops)} FLOPs",
+            markup=False,
+            highlight=False,
+        )
 
 
 class RichModelSummary(ModelSummary):

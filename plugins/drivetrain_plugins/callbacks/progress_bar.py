@@ -123,7 +123,7 @@ class RichProgressBar(ProgressBar):
 
     @property
     def is_enabled(self) -> bool:
-        return self._enabled and self._refresh_rate > 0
+        return self._enabled and self.refresh_rate > 0
 
     @property
     def live(self) -> bool:
@@ -200,7 +200,7 @@ class RichProgressBar(ProgressBar):
     def _due(self, batches: int, now: float) -> bool:
         """Whether to draw after so many batches."""
         passed = now - self._drawn
-        return passed >= self._interval and (passed >= 1.0 or batches % self._refresh_rate == 0)
+        return passed >= self._interval and (passed >= 1.0 or batches % self.refresh_rate == 0)
 
     def _text(self, trainer: Trainer) -> str:
         metrics = self.get_metrics(trainer, trainer.lightning_module)

@@ -6,7 +6,7 @@ Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalizat
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,29 @@ from drivetrain.optimizer import SchedulerConfig
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
+
+
+Average = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Averaged:
+    """The averaged weights under the names of a module's methods.
+
+    Args:
+        weights: by parameter name, in the order of the module's.
+    """
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self._weights = weights
+
+    def parameters(self) -> Iterator[Tensor]:
+        return iter(self._weights.values())
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self._weights.items())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self._weights)
 
 
 class StochasticWeightAveraging(Callback):
@@ -53,7 +76,7 @@ class StochasticWeightAveraging(Callback):
         swa_epoch_start: int | float = 0.8,
         annealing_epochs: int = 10,
         annealing_strategy: str = "cos",
-        avg_fn: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        avg_fn: Average | None = None,
         device: torch.device | str | None = "cpu",
     ) -> None:
         name = type(self).__name__
@@ -87,7 +110,8 @@ class StochasticWeightAveraging(Callback):
         self._scheduler_state: dict[str, Any] | None = None
         self._count = 0
         self._latest_update_epoch = -1
-        self._momenta: dict[_BatchNorm, float | None] = {}
+        self.momenta: dict[_BatchNorm, float | None] = {}
+        self._gathering = False  # whether the epoch for BatchNorm has begun
         self._raised = False  # whether max_epochs has the epoch for BatchNorm in it
         self._accumulated: int | None = None  # the Trainer's window, while that epoch lasts
 
@@ -129,7 +153,7 @@ class StochasticWeightAveraging(Callback):
                 )
             self._swa_epoch_start = int(trainer.max_epochs * self._swa_epoch_start)
         self._max_epochs = trainer.max_epochs
-        if trainer.max_epochs != -1 and any(isinstance(m, _BatchNorm) for m in pl_module.modules()):
+        if trainer.max_epochs != -1 and self.pl_module_contains_batch_norm(pl_module):
             if not pl_module.automatic_optimization:
                 raise ConfigurationError(
                     f"{name} gathers BatchNorm statistics in an epoch that only runs forward, which a module that"
@@ -148,7 +172,8 @@ class StochasticWeightAveraging(Callback):
                 self._latest_update_epoch = epoch
         elif self._raised and epoch == self._max_epochs:
             self._transfer(pl_module)
-            self._reset_statistics(pl_module)
+            self.reset_batch_norm_and_save_state(pl_module)
+            self._gathering = True
             trainer.fit_loop.forward_only = True
             self._accumulated, length = trainer.accumulate_grad_batches, trainer.num_training_batches
             if length != float("inf"):
@@ -184,39 +209,64 @@ class StochasticWeightAveraging(Callback):
             )
         configs[:] = [SchedulerConfig(self._swa_scheduler)]
 
+    # -- what projects override ----------------------------------------------------------------------------------
+    @staticmethod
+    def pl_module_contains_batch_norm(pl_module: TrainModule) -> bool:
+        """Whether the averaged weights need an epoch that gathers statistics."""
+        return any(isinstance(module, _BatchNorm) for module in pl_module.modules())
+
+    @staticmethod
+    def update_parameters(average_model: Any, model: TrainModule, n_averaged: Tensor, avg_fn: Average) -> None:
+        """Take the weights of ``model`` into those of ``average_model``, and count them in ``n_averaged``."""
+        for averaged, parameter in zip(average_model.parameters(), model.parameters(), strict=True):
+            weights = parameter.detach().to(averaged.device)
+            averaged.copy_(weights if n_averaged == 0 else avg_fn(averaged, weights, n_averaged.to(averaged.device)))
+        n_averaged += 1
+
+    @staticmethod
+    def transfer_weights(src_pl_module: Any, dst_pl_module: TrainModule) -> None:
+        """Give the weights of the one to the other."""
+        for averaged, parameter in zip(src_pl_module.parameters(), dst_pl_module.parameters(), strict=True):
+            parameter.detach().copy_(averaged.to(parameter.device))
+
+    def reset_batch_norm_and_save_state(self, pl_module: TrainModule) -> None:
+        """BatchNorms forget, and gather the plain mean over the batches to come; ``momenta`` keeps theirs."""
+        self.momenta = {}
+        for module in pl_module.modules():
+            if isinstance(module, _BatchNorm):
+                module.reset_running_stats()
+                self.momenta[module] = module.momentum
+                module.momentum = None
+
+    def reset_momenta(self) -> None:
+        """BatchNorms go on as they did before."""
+        for module, momentum in self.momenta.items():
+            module.momentum = momentum
+
+    # -- the average ----------------------------------------------------------------------------------------------
     @torch.no_grad()
     def _update(self, pl_module: TrainModule) -> None:
         if self.n_averaged is None:
             self.n_averaged = torch.tensor(self._count, dtype=torch.long)
-        for name, parameter in pl_module.named_parameters():
-            weights = parameter.detach().to(self._device or parameter.device)
-            if self._count == 0 or name not in self._average:
-                self._average[name] = weights.clone()
-            else:
-                average = self._average[name].to(weights.device)
-                self._average[name] = self._avg_fn(average, weights, self.n_averaged.to(weights.device))
-        self._count += 1
-        self.n_averaged += 1
+        self._average = {
+            name: self._average[name].to(self._device or parameter.device)
+            if name in self._average
+            else parameter.detach().to(self._device or parameter.device, copy=True)
+            for name, parameter in pl_module.named_parameters()
+        }
+        self.update_parameters(Averaged(self._average), pl_module, self.n_averaged, self._avg_fn)
+        self._count = int(self.n_averaged)
 
     @torch.no_grad()
     def _transfer(self, pl_module: TrainModule) -> None:
-        for name, parameter in pl_module.named_parameters():
-            if name in self._average:
-                parameter.detach().copy_(self._average[name])
-
-    def _reset_statistics(self, pl_module: TrainModule) -> None:
-        """BatchNorms forget, and gather the plain mean over the batches to come."""
-        for module in pl_module.modules():
-            if isinstance(module, _BatchNorm):
-                module.reset_running_stats()
-                self._momenta[module] = module.momentum
-                module.momentum = None
+        if self._average:
+            self.transfer_weights(Averaged(self._average), pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         last = trainer.current_epoch - 1
-        if not self._momenta and (last == self.swa_end or self._max_epochs == -1):
+        if not self._gathering and (last == self.swa_end or self._max_epochs == -1):
             self._transfer(pl_module)
-        elif not self._momenta and self._average and trainer.is_global_zero:
+        elif not self._gathering and self._average and trainer.is_global_zero:
             warnings.warn(
                 f"training stopped after epoch {last}, before {type(self).__name__} was done: the module has the"
                 " weights of the last step, not their average.",
@@ -228,9 +278,9 @@ class StochasticWeightAveraging(Callback):
         self._restore(trainer)
 
     def _restore(self, trainer: Trainer) -> None:
-        for module, momentum in self._momenta.items():
-            module.momentum = momentum
-        self._momenta = {}
+        if self._gathering:
+            self.reset_momenta()
+        self.momenta, self._gathering = {}, False
         if self._accumulated is not None:
             trainer.accumulate_grad_batches, self._accumulated = self._accumulated, None
         if self._raised:

@@ -24,6 +24,7 @@ class Tqdm:
         disable: draw nothing at all.
         mininterval: seconds between two draws at least.
         tty: whether ``file`` is a terminal; it is asked where nothing is said.
+        bar_format: another line, with tqdm's fields (``{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]``).
         options: others of tqdm's, which have no effect.
     """
 
@@ -37,8 +38,10 @@ class Tqdm:
         disable: bool | None = False,
         mininterval: float = 0.1,
         tty: bool | None = None,
+        bar_format: str | None = None,
         **options: Any,
     ) -> None:
+        self.bar_format = bar_format
         self.desc = desc or ""
         self.total, self.initial, self.n = total, initial, initial
         self.leave, self.disable, self.mininterval = leave, bool(disable), mininterval
@@ -96,7 +99,30 @@ class Tqdm:
             return text
         return f"{text if '.' in text or len(text) >= _DIGITS else text + '.':0<{_DIGITS}}"
 
+    def _fields(self) -> dict[str, Any]:
+        """What a ``bar_format`` may name."""
+        passed = time.monotonic() - self._started
+        rate = self.n / passed if passed > 0 else 0.0
+        total, share = self.total or None, min(1.0, self.n / self.total) if self.total else 0.0
+        left = (total - self.n) / rate if total and rate else None
+        speed, pace = f"{rate:.2f}it/s", f"{1 / rate:.2f}s/it" if rate else "?s/it"
+        filled = int(_WIDTH * share)
+        fields = {
+            **{"desc": self.desc, "percentage": 100 * share, "bar": "█" * filled + " " * (_WIDTH - filled)},
+            **{"n": self.n, "n_fmt": f"{self.n:g}", "total": total, "total_fmt": f"{total:g}" if total else "?"},
+            **{"elapsed": _clock(passed), "elapsed_s": passed, "ncols": None, "unit": "it", "unit_divisor": 1000},
+            **{"remaining": "?" if left is None else _clock(left), "remaining_s": left or 0.0, "rate": rate},
+            **{"rate_fmt": speed if rate >= 1 else pace, "rate_noinv": rate, "rate_noinv_fmt": speed},
+            **{"rate_inv": 1 / rate if rate else None, "rate_inv_fmt": pace, "colour": None},
+            "postfix": f", {self.postfix}" if self.postfix else "",
+        }
+        fields["l_bar"] = f"{self.desc}{share:4.0%}|" if total else self.desc
+        fields["r_bar"] = "| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]".format_map(fields)
+        return fields
+
     def __str__(self) -> str:
+        if self.bar_format is not None:
+            return self.bar_format.format_map(self._fields())
         passed = time.monotonic() - self._started
         rate = self.n / passed if passed > 0 else 0.0
         tail = f"{rate:.2f}it/s" + (f", {self.postfix}" if self.postfix else "")

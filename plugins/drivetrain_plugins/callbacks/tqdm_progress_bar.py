@@ -30,7 +30,7 @@ class _Bar:
 class TQDMProgressBar(RichProgressBar):
     """The bars are :class:`Tqdm`'s, or what ``init_train_tqdm`` and its like return: anything with ``n``, ``total``,
     ``disable``, ``reset``, ``refresh``, ``set_description``, ``set_postfix`` and ``close``. Off a terminal a line is
-    printed at the end of each epoch.
+    printed at the end of each epoch. ``BAR_FORMAT`` may be another one.
 
     Args:
         refresh_rate: batches between two draws, 0 for no bar; at least ``TQDM_MINITERS`` where the environment says so.
@@ -38,6 +38,7 @@ class TQDMProgressBar(RichProgressBar):
         leave: keep each epoch's bar on the screen.
     """
 
+    BAR_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
     sanity_check_description = "Sanity Checking"
     train_description = "Training"
     validation_description = "Validation"
@@ -51,7 +52,6 @@ class TQDMProgressBar(RichProgressBar):
         super().__init__(refresh_rate=refresh_rate, leave=leave)
         self._process_position = process_position
         self._bars: dict[str, Any] = {}
-        self._loader: int | None = None  # of the evaluation at hand
 
     @property
     def process_position(self) -> int:
@@ -72,12 +72,13 @@ class TQDMProgressBar(RichProgressBar):
         console = self.console
         return Tqdm(
             desc=f"{description}: ",
-            position=self._process_position,
+            position=self.process_position,
             disable=self.is_disabled,
             leave=leave,
             file=console.file,
             mininterval=self._interval,
             tty=console.is_terminal or console.is_jupyter,
+            bar_format=None if self.BAR_FORMAT is TQDMProgressBar.BAR_FORMAT else self.BAR_FORMAT,
         )
 
     def init_sanity_tqdm(self) -> Any:
@@ -114,7 +115,7 @@ class TQDMProgressBar(RichProgressBar):
 
     def _go_on(self, bar: Any, done: int) -> bool:
         """Show ``done`` batches where that is due; whether it was."""
-        due = self.is_enabled and (done % self._refresh_rate == 0 or done == bar.total)
+        due = self.is_enabled and (done % self.refresh_rate == 0 or done == bar.total)
         if due and not bar.disable:
             bar.n = done
             bar.refresh()
@@ -155,15 +156,14 @@ class TQDMProgressBar(RichProgressBar):
             bar.close()
 
     # -- evaluation ---------------------------------------------------------------------------------------------
-    def _begin_loader(self, bar: Any, description: str, batches: list[int | float], loader: int) -> None:
-        if loader != self._loader:
-            self._loader = loader
-            bar.reset(convert_inf(batches[loader]) if loader < len(batches) else None)
-            bar.set_description(f"{description} DataLoader {loader}")
+    @staticmethod
+    def _begin(bar: Any, description: str, total: int | float, loader: int) -> None:
+        bar.reset(convert_inf(total))
+        bar.set_description(f"{description} DataLoader {loader}")
 
     def _end(self, kind: str) -> None:
         self._of(kind).close()
-        self._loader = None
+        self.reset_dataloader_idx_tracker()
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not trainer.sanity_checking:
@@ -173,10 +173,11 @@ class TQDMProgressBar(RichProgressBar):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        checks = trainer.sanity_checking
-        description = self.sanity_check_description if checks else self.validation_description
-        batches = trainer.num_sanity_val_batches if checks else trainer.num_val_batches
-        self._begin_loader(self.val_progress_bar, description, batches, dataloader_idx)
+        if self.has_dataloader_changed(dataloader_idx):
+            checks = trainer.sanity_checking
+            description = self.sanity_check_description if checks else self.validation_description
+            total = self.total_val_batches_current_dataloader
+            self._begin(self.val_progress_bar, description, total, dataloader_idx)
 
     def on_validation_batch_end(
         self,
@@ -203,7 +204,9 @@ class TQDMProgressBar(RichProgressBar):
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._begin_loader(self.test_progress_bar, self.test_description, trainer.num_test_batches, dataloader_idx)
+        if self.has_dataloader_changed(dataloader_idx):
+            total = self.total_test_batches_current_dataloader
+            self._begin(self.test_progress_bar, self.test_description, total, dataloader_idx)
 
     def on_test_batch_end(
         self,
@@ -226,8 +229,9 @@ class TQDMProgressBar(RichProgressBar):
     def on_predict_batch_start(
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        batches = trainer.num_predict_batches
-        self._begin_loader(self.predict_progress_bar, self.predict_description, batches, dataloader_idx)
+        if self.has_dataloader_changed(dataloader_idx):
+            total = self.total_predict_batches_current_dataloader
+            self._begin(self.predict_progress_bar, self.predict_description, total, dataloader_idx)
 
     def on_predict_batch_end(
         self,

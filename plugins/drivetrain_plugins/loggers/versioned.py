@@ -78,7 +78,7 @@ class VersionedLogger(Logger):
     @property
     def log_dir(self) -> str:
         version = f"version_{self.version}" if isinstance(self.version, int) else self.version
-        folder = os.path.join(self.root_dir, version, *([] if self._sub_dir is None else [self._sub_dir]))
+        folder = os.path.join(self.root_dir, version, *([] if self.sub_dir is None else [self.sub_dir]))
         return _expanded(folder)
 
     def _next_version(self) -> int:

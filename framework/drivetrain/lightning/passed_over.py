@@ -1,0 +1,88 @@
+"""What a project overrides of Lightning's callbacks, loggers and profilers, and nothing here asks for.
+
+Overridden hooks and methods of Lightning's documentation are called. What is listed here is of Lightning's inside, or
+is done in another way; a test draws the list from the installed Lightning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+_OF_PROFILERS = "_prepare_streams _rank_zero_info"
+_AVERAGING = "_copy_average_to_current _swap_models"
+PASSED_OVER: dict[str, tuple[str, ...]] = {
+    name: tuple(members.split())
+    for name, members in {
+        "BackboneFinetuning": "_apply_mapping_to_param_groups",
+        "BaseFinetuning": "_apply_mapping_to_param_groups",
+        "BatchSizeFinder": "SUPPORTED_MODES",
+        "DeviceStatsMonitor": "_get_and_log_device_stats",
+        "EarlyStopping": "_improvement_message _log_info _should_skip_check _validate_condition_metric",
+        "LearningRateFinder": "SUPPORTED_MODES",
+        "LearningRateMonitor": (
+            "_add_prefix _add_suffix _check_duplicates_and_update_name _duplicate_param_group_names "
+            "_extract_lr _extract_momentum _extract_stats _extract_weight_decay "
+            "_find_names_from_optimizers _find_names_from_schedulers _get_optimizer_stats _remap_keys"
+        ),
+        "ModelCheckpoint": (
+            "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name "
+            "_link_checkpoint _save_monitor_checkpoint _should_remove_checkpoint "
+            "_should_save_on_exception"
+        ),
+        "ModelPruning": (
+            "_apply_global_pruning _apply_local_pruning _copy_param _create_pruning_fn "
+            "_get_pruned_stats _is_pruning_method _log_sparsity_stats "
+            "_make_pruning_permanent_on_state_dict _resolve_global_kwargs"
+        ),
+        "RichProgressBar": (
+            "_add_task _get_train_description _init_progress _initialize_train_progress_bar_id "
+            "_reset_progress_bar_ids _stop_progress _update_metrics has_dataloader_changed is_disabled "
+            "reset_dataloader_idx_tracker total_predict_batches_current_dataloader "
+            "total_test_batches_current_dataloader total_train_batches "
+            "total_val_batches_current_dataloader"
+        ),
+        "StochasticWeightAveraging": "_clear_schedulers _load_average_model_state",
+        "SpikeDetection": "_check_atol _check_rtol _handle_spike _is_better _update_stats",
+        "ThroughputMonitor": "_compute",
+        "Timer": "_check_time_remaining",
+        "TQDMProgressBar": "_resolve_refresh_rate _should_update",
+        "EMAWeightAveraging": _AVERAGING,
+        "WeightAveraging": _AVERAGING,
+        "CSVLogger": "_get_next_version experiment",
+        "MLFlowLogger": "_scan_and_log_checkpoints",
+        "TensorBoardLogger": "_get_next_version _sanitize_params",
+        "WandbLogger": "_scan_and_log_checkpoints",
+        "Profiler": _OF_PROFILERS,
+        "AdvancedProfiler": "_dump_stats _prepare_streams _rank_zero_info",
+        "PassThroughProfiler": _OF_PROFILERS,
+        "PyTorchProfiler": (
+            "AVAILABLE_SORT_KEYS STEP_FUNCTIONS _cache_functions_events _create_profiler "
+            "_create_profilers _default_activities _delete_profilers _init_kineto _prepare_streams "
+            "_rank_zero_info _should_override_schedule _total_steps"
+        ),
+        "SimpleProfiler": "_make_report _make_report_extended _prepare_streams _rank_zero_info",
+    }.items()
+}
+
+
+def tell(part: Any) -> None:
+    """Say what the class of ``part`` overrides in vain."""
+    kind = type(part)
+    base = next((each for each in kind.__mro__ if _is_ours(each)), object)
+    names = [
+        name
+        for name in PASSED_OVER.get(base.__name__, ())
+        if any(name in vars(each) for each in kind.__mro__[: kind.__mro__.index(base)])
+    ]
+    if names:
+        rank_zero_warn(
+            f"{kind.__name__} overrides {', '.join(names)} of Lightning's {base.__name__}, which nothing here asks for:"
+            " it has no effect; do it in a hook (on_train_epoch_end and its like).",
+            stacklevel=4,
+        )
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("drivetrain", "drivetrain_plugins")
