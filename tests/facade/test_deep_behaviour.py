@@ -410,6 +410,9 @@ def test_the_way_out_is_said_however_it_is_asked_for() -> None:
         exec("from drivetrain.lightning import Fabric")
     with pytest.raises(ImportError, match="read the Trainer's own attributes"):
         importlib.import_module("drivetrain.lightning.trainer.connectors.logger_connector.result")
+    for path in ("drivetrain.lightning", "drivetrain.lightning.pytorch", "lightning.pytorch"):
+        connector = importlib.import_module(f"{path}.trainer.connectors.accelerator_connector")._AcceleratorConnector
+        assert connector._choose_auto_accelerator() == ("cuda" if torch.cuda.is_available() else "cpu")
     assert issubclass(here("utilities.exceptions.MisconfigurationException"), ConfigurationError)
 
 

@@ -208,3 +208,41 @@ def test_a_process_that_trusts_every_file_makes_objects_unasked(
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
     with pytest.raises(CheckpointError, match="weights_only=False"):
         Module.load_from_checkpoint(tmp_path / "ours.ckpt")
+
+
+def test_an_overridden_load_from_checkpoint_calls_the_function_that_it_stands_for(tmp_path: Path) -> None:
+    def run(L: Any) -> list[Any]:
+        load = importlib.import_module(f"{L.__name__}.core.saving")._load_from_checkpoint
+        boring: Any = importlib.import_module(f"{L.__name__}.demos.boring_classes")
+
+        class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+            def __init__(self, size: int = 1) -> None:
+                super().__init__()
+                self.save_hyperparameters()
+
+            @classmethod
+            def load_from_checkpoint(cls, path: Any, **more: Any) -> Any:
+                return load(cls, path, **more)
+
+        class Module(boring.BoringModel):  # type: ignore[misc, name-defined]
+            def __init__(self, width: int = 1, depth: int = 1) -> None:
+                super().__init__()
+                self.save_hyperparameters()
+
+            @classmethod
+            def load_from_checkpoint(cls, path: Any, strict: bool = False, **more: Any) -> Any:
+                loaded = load(cls, path, None, None, strict, **more)
+                loaded.after = True
+                return loaded
+
+        trainer = L.Trainer(accelerator="cpu", logger=False, fast_dev_run=True, enable_progress_bar=False)
+        module, data = Module(width=3), Data(size=4)
+        loader = torch.utils.data.DataLoader(torch.randn(4, 32), 2)
+        data.train_dataloader = data.val_dataloader = lambda: loader
+        trainer.fit(module, data)
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
+        again = Module.load_from_checkpoint(tmp_path / "one.ckpt", depth=5)
+        same = all(torch.equal(a, b) for a, b in zip(again.parameters(), module.parameters(), strict=True))
+        return [dict(again.hparams), again.after, same, Data.load_from_checkpoint(tmp_path / "one.ckpt").hparams.size]
+
+    assert run(ours) == run(theirs) == [{"width": 3, "depth": 5}, True, True, 4]

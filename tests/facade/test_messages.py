@@ -41,6 +41,46 @@ def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) ->
     assert [line.lower() for line in lines[2:]] in (["seed set to 3"], ["root: seed set to 3"])
 
 
+REPORTS = """
+import torch
+import {library} as L
+from {library}.callbacks import EarlyStopping, ModelCheckpoint
+from {library}.demos.boring_classes import BoringModel
+
+class Module(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", torch.tensor(float(self.current_epoch)))
+
+stopping = EarlyStopping("loss", patience=5, verbose={verbose})
+saving = ModelCheckpoint("checkpoints", monitor="loss", verbose={verbose})
+quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
+trainer = L.Trainer(
+    accelerator="cpu", devices={devices}, max_epochs=2, limit_train_batches=1, limit_val_batches=1,
+    callbacks=[stopping, saving], **quiet,
+)
+trainer.fit(Module())
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_callbacks_report_is_seen(devices: int, tmp_path: Path) -> None:
+    """By a script that sets no logging up, each once whatever the number of workers."""
+
+    def told(library: str, verbose: bool) -> list[str]:
+        folder = tmp_path / library / str(verbose)
+        folder.mkdir(parents=True)
+        script = folder / "script.py"
+        script.write_text(REPORTS.format(library=library, verbose=verbose, devices=devices))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=folder, check=True)
+        lines = done.stderr.lower().splitlines()
+        return [word for line in lines for word in ("improved", "saved", "saving", "best", "top 1") if word in line]
+
+    assert told("drivetrain.lightning", False) == []
+    assert told("drivetrain.lightning", True) == ["improved", "saved", "best"]
+    if devices == 1:
+        assert told("lightning.pytorch", True) == ["improved", "best", "saving", "best", "top 1", "top 1"]
+
+
 def test_the_algorithm_of_clipping_is_told_alike() -> None:
     def told(L: Any, algorithm: str | None) -> list[str]:
         found: list[str] = []

@@ -58,6 +58,8 @@ _FOUND_IN = (
     | {f"fabric.{path}": home for home, paths in _FABRIC.items() for path in paths.split()}
     | {
         "core.saving": "saving",
+        "trainer.connectors": "connectors",
+        "trainer.connectors.accelerator_connector": "connectors",
         "trainer.states": "states",
         "trainer.trainer": "trainer",
         "utilities.model_summary": "model_summary",

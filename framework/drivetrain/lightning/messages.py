@@ -19,9 +19,11 @@ class _StandardError(logging.Handler):
             print(self.format(record), file=sys.stderr)
 
 
-if not log.handlers:
-    log.addHandler(_StandardError())
-    log.setLevel(logging.INFO)
+# What callbacks report (verbose=True) is under the plugins' name.
+for each in (log, logging.getLogger("drivetrain_plugins")):
+    if not each.handlers:
+        each.addHandler(_StandardError())
+        each.setLevel(logging.INFO)
 
 
 @rank_zero_only

@@ -32,7 +32,10 @@ MODULES = {
     "strategies.launchers": f"{_INSIDE}: workers are started by the Trainer, torchrun, srun or mpirun",
     "trainer.call": f"{_INSIDE}: call the module's or the callback's hook itself",
     "trainer.configuration_validator": f"{_INSIDE}: what cannot run is refused before a worker starts",
-    "trainer.connectors": f"{_INSIDE}: read the Trainer's own attributes",
+    **dict.fromkeys(
+        (f"trainer.connectors.{one}_connector" for one in ("callback", "checkpoint", "data", "logger", "signal")),
+        f"{_INSIDE}: read the Trainer's own attributes",
+    ),
     "trainer.setup": _INSIDE,
     "utilities.model_registry": "nothing is uploaded or fetched: copy trainer.checkpoint_callback.best_model_path",
     "utilities.model_summary.model_summary_deepspeed": "ModelSummary counts whole layers under every strategy",

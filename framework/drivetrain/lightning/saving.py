@@ -9,13 +9,32 @@ from ast import literal_eval
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
+from drivetrain.data import DataModule
 from drivetrain.lightning import deep_names
+from drivetrain.module import TrainModule
 
 __path__: list[str] = []
+
+
+def _load_from_checkpoint(
+    cls: type[Any],
+    checkpoint_path: str | Path | IO[bytes],
+    map_location: Any = None,
+    hparams_file: str | Path | None = None,
+    strict: bool | None = None,
+    weights_only: bool | None = None,
+    **kwargs: Any,
+) -> Any:
+    """What ``load_from_checkpoint`` of a module or data module does, for a ``cls`` that overrides it."""
+    if issubclass(cls, DataModule):
+        load: Any = DataModule.__dict__["load_from_checkpoint"]
+        return load.__get__(None, cls)(checkpoint_path, map_location, hparams_file, weights_only, **kwargs)
+    load = TrainModule.__dict__["load_from_checkpoint"]
+    return load.__get__(None, cls)(checkpoint_path, map_location, hparams_file, strict, weights_only, **kwargs)
 
 
 def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) -> Any:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import nn
 from torch.nn.utils import prune
 
@@ -199,6 +200,7 @@ class ModelPruning(Callback):
         if self._verbose:
             self._report(before)
 
+    @rank_zero_only
     def _report(self, before: list[tuple[int, int]]) -> None:
         after = [_zeros(*pair) for pair in self._parameters_to_prune]
         total = sum(size for _, size in after)
