@@ -61,9 +61,24 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader(mode={mode!r}): {nearest(str(mode), MODES)}")
         self.iterables = iterables
         self.mode = mode
-        self.flattened, self._spec = tree_flatten(iterables, is_leaf=_is_loader)
+        self._flattened, self._spec = tree_flatten(iterables, is_leaf=_is_loader)
         self.limits: list[int | float] | None = None
         self._iterator: Iterator[tuple[Any, int, int]] | None = None
+
+    @property
+    def flattened(self) -> list[Any]:
+        """The loaders, without their nesting; to set it is to put others in their places."""
+        return self._flattened
+
+    @flattened.setter
+    def flattened(self, loaders: list[Any]) -> None:
+        if len(loaders) != len(self._flattened):
+            raise ValueError(f"{len(loaders)} loaders do not stand in the places of {len(self._flattened)}.")
+        self.iterables, self._flattened = self.rebuilt(loaders), loaders
+
+    @property
+    def _mode(self) -> str:
+        return self.mode
 
     def _limits(self) -> list[int | None]:
         limits = self.limits or [float("inf")] * len(self.flattened)

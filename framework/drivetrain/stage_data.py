@@ -43,7 +43,13 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
     worker_seeds.add_to(loaders, trainer.global_rank)
     if which != "train":
         trainer._given[which] = loaders
-    limit = trainer.limits[which]
+    return sources_of(trainer, loaders, which, trainer.limits[which], trainer.use_distributed_sampler)
+
+
+def sources_of(
+    trainer: Trainer, loaders: Any, which: str, limit: int | float | None, reshard: bool
+) -> list[BatchSource]:
+    """These ``loaders`` as this rank reads them, each by a part of it where they are to be split (``reshard``)."""
     seed = trainer.data_seed
     order = trainer.meanings.order
     if order == "torch" and trainer.strategy_name != "single":
@@ -56,7 +62,7 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
         seed=seed,
         training=which == "train",
         limit=limit,
-        reshard=trainer.use_distributed_sampler,
+        reshard=reshard,
         in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
         order=order,
         numbers=which == "predict",

@@ -230,8 +230,12 @@ class Trainer(drivetrain.trainer.Trainer):
 
     @property
     def _accelerator_connector(self) -> SimpleNamespace:
-        """Of this part of Lightning's inside what packages with callbacks ask (Optuna's pruning)."""
-        return SimpleNamespace(is_distributed=self.world_size > 1)
+        """Of this part of Lightning's inside what projects ask: Optuna's pruning, samplers that know their place."""
+        return SimpleNamespace(
+            is_distributed=self.strategy_name != "single",  # on one device, too
+            use_distributed_sampler=self.use_distributed_sampler,
+            strategy=self.strategy,
+        )
 
 
 deep_names.name_below(__name__)

@@ -216,6 +216,7 @@ class FitLoop(RunningLoop):
         hooks.follow()
         hooks("on_train_epoch_start")
         hooks.follow()
+        self.data.take_up(self.epoch)
         self.optimization.settle()
         self._follow_trainable()
         window = 1 if self.forward_only else trainer.accumulate_grad_batches

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.combined import CombinedLoader
+
 if TYPE_CHECKING:
     from typing import Self
 
     from drivetrain.loops.limits import Limits
+    from drivetrain.loops.training_data import TrainingData
     from drivetrain.trainer import Trainer
 
 
@@ -39,6 +42,30 @@ class DataSource:
 
     def is_defined(self) -> bool:
         return self.defined
+
+
+class LoadersOfFit(CombinedLoader):
+    """The loaders that a fit reads, as Lightning's loop holds them. To set ``flattened`` is to train on others in the
+    epochs to come; the fit's first one is open before it begins."""
+
+    def __init__(self, data: TrainingData) -> None:
+        given = data.given
+        if isinstance(given, CombinedLoader):
+            super().__init__(given.iterables, given.mode)
+        else:
+            super().__init__(given, "max_size_cycle")
+        self._data, self._given = data, given
+
+    @property
+    def flattened(self) -> list[Any]:
+        return self._flattened
+
+    @flattened.setter
+    def flattened(self, loaders: list[Any]) -> None:
+        CombinedLoader.flattened.fset(self, loaders)  # type: ignore[attr-defined]
+        if isinstance(self._given, CombinedLoader):
+            self._given.flattened = loaders  # which the project may give again
+        self._data.replace(self._given if isinstance(self._given, CombinedLoader) else self.iterables)
 
 
 class NoValidation:
@@ -151,6 +178,11 @@ class RunningLoop(LoopNames):
     ended: bool
     resumed: bool
     limits: Limits
+    data: TrainingData
+
+    @property
+    def _combined_loader(self) -> CombinedLoader:
+        return LoadersOfFit(self.data)
 
     def setup_data(self) -> None:
         """Ask for the training loaders now, where that was not done yet."""
@@ -197,6 +229,7 @@ class RunningLoop(LoopNames):
 class LoopToCome(LoopNames):
     """Stands for the loop of a fit until that is there: before the first fit, and in a fit's first hooks."""
 
+    _combined_loader = None
     batch_idx = total_batch_idx = -1
     skip = restarting = is_last_batch = False
 

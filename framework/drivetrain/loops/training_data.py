@@ -28,6 +28,8 @@ class TrainingData:
         self._source = source
         self._order: dict[str, Any] = {}  # of a source that is not there yet
         self._read_in = epoch  # the epoch in which the loaders were asked for last
+        self._next: BatchSource | None = None  # what a project put in its place, for the epochs to come
+        self._begun = False  # whether an epoch was
         self.asking = False  # a run resumed at an epoch's end is in that epoch as long as it asks
 
     @property
@@ -68,6 +70,19 @@ class TrainingData:
             self._source.load_state_dict(order)
 
     @property
+    def given(self) -> Any:
+        """The loader, or the combination of several, that is read, or will be in the next epoch."""
+        source = self.source if self._next is None else self._next
+        return source.loader if source.combined is None else source.combined
+
+    def replace(self, loaders: Any) -> None:
+        """Read these in the epochs to come, as they are (a sampler in them deals out what it says), and no more batches
+        of them than an epoch has. The fit's first epoch is open before it begins, and is read to its end."""
+        length = self.source.length
+        limit = self.trainer.limits["train"] if length == float("inf") else int(length)
+        self._next = stage_data.sources_of(self.trainer, loaders, "train", limit, reshard=False)[0]
+
+    @property
     def known_empty(self) -> bool:
         """Whether it was asked for and has no batch."""
         if self.trainer.limits["train"] == 0:
@@ -84,4 +99,13 @@ class TrainingData:
         if every and epoch - self._read_in >= every:
             self._source, self._read_in = stage_data.ask_again(self.trainer, "train")[0], epoch
             self._source.open(keep=False)
+            self._next = None
         self.source.set_epoch(epoch)
+
+    def take_up(self, epoch: int) -> None:
+        """``epoch`` is opened now: with what was put in the data's place, unless it is the first one."""
+        if self._next is not None and self._begun:
+            self._source = self.trainer.train_source = self._next
+            self._next = None
+            self._source.set_epoch(epoch)
+        self._begun = True
