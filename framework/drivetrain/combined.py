@@ -39,7 +39,12 @@ def zipped(mode: str, openings: list[Callable[[], Iterator[Any]]]) -> Iterator[l
                 if mode == "max_size_cycle":
                     readers[number] = openings[number]()
                     item = next(readers[number], _END)
-                if item is _END:
+                    if item is _END:
+                        raise ConfigurationError(
+                            f"loader {number} of those that are read at once has no batch, and so none to begin again"
+                            " with: leave it out, or give CombinedLoader(loaders, 'max_size'), where it counts as None."
+                        )
+                else:
                     item = None
             items.append(item)
         yield items

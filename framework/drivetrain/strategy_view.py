@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from drivetrain.checkpoint.io import CheckpointIO, TorchCheckpointIO
 from drivetrain.data_hooks import move
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from drivetrain.checkpoint.io import CheckpointIO
     from drivetrain.comm.communicator import Communicator, ReduceOp
     from drivetrain.launch import Job
     from drivetrain.module import TrainModule
@@ -33,6 +33,7 @@ class StrategyView:
     planned_device: torch.device | None = None
     precision: Precision
     module: TrainModule
+    checkpoint_io: CheckpointIO = TorchCheckpointIO()  # who writes checkpoints that are one file
 
     @property
     def root_device(self) -> torch.device:
@@ -79,11 +80,6 @@ class StrategyView:
     @property
     def model(self) -> TrainModule | None:
         return self.__dict__.get("module")
-
-    @property
-    def checkpoint_io(self) -> CheckpointIO:
-        """Who writes checkpoints that are one file."""
-        return self.module.trainer.checkpoint_io
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """``batch`` on this rank's device, or another."""

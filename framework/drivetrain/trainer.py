@@ -318,6 +318,8 @@ class Trainer(TrainerState):
     def __getstate__(self) -> dict[str, Any]:
         """For workers that are not forked: the configuration travels, a run of this process does not."""
         fresh = dict(self.__dict__)
+        if self.loop is not None:
+            fresh["_adopted"] = self.loop.counters()
         for name in ("hooks", "metrics", "loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = fresh["left_state"] = None

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain import stage_data, states
 from drivetrain.callback import Callback
-from drivetrain.checkpoint.io import CheckpointIO, TorchCheckpointIO
+from drivetrain.checkpoint.io import CheckpointIO
 from drivetrain.combined import CombinedLoader
 from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 class TrainerState(Configuration):
     """A Trainer's state and the read-only view of it; :class:`drivetrain.Trainer` derives from it."""
-
-    checkpoint_io: CheckpointIO = TorchCheckpointIO()  # of checkpoints in one file
 
     def _fresh_state(self) -> None:
         """As it is before the first run."""
@@ -114,6 +112,15 @@ class TrainerState(Configuration):
     def batches_stepped(self) -> int:
         """Batches (windows) on which optimizers stepped: what metrics are written beside."""
         return self._adopted.get("global_step", 0) if self.loop is None else self.loop.global_step
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """Who writes checkpoints that are one file."""
+        return self.strategy.checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, checkpoint_io: CheckpointIO) -> None:
+        self.strategy.checkpoint_io = checkpoint_io
 
     @property
     def optimizers(self) -> list[Optimizer]:

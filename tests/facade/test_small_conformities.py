@@ -394,3 +394,54 @@ def test_a_module_within_another_one_asks_the_same_trainer(L: Any, tmp_path: Pat
     project.inner = Inner()
     trainer(L, tmp_path, max_epochs=2).fit(project, loader(8, 4))
     assert project.seen == [1.0, 3.0, 6.0, 8.0]
+
+
+@both
+def test_what_a_strategy_has_is_known_before_a_fit(L: Any, tmp_path: Path) -> None:
+    plugins = importlib.import_module(f"{L.__name__}.plugins")
+    alone, several = trainer(L, tmp_path), trainer(L, tmp_path, strategy="ddp", devices=2)
+    for at_hand in alone, several:
+        assert type(at_hand.strategy.checkpoint_io) is plugins.TorchCheckpointIO
+    assert not hasattr(alone.strategy, "cluster_environment")
+    environment = several.strategy.cluster_environment
+    assert type(environment) is importlib.import_module(f"{L.__name__}.plugins.environments").LightningEnvironment
+    assert (environment.main_address, environment.creates_processes_externally) == ("127.0.0.1", False)
+
+
+@both
+def test_a_strategy_writes_by_what_it_is_given(L: Any, tmp_path: Path) -> None:
+    written: list[str] = []
+
+    class Own(importlib.import_module(f"{L.__name__}.plugins").TorchCheckpointIO):  # type: ignore[misc]
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            written.append(Path(path).name)
+            super().save_checkpoint(checkpoint, path)
+
+    at_hand = trainer(L, tmp_path)
+    at_hand.strategy.checkpoint_io = Own()
+    at_hand.fit(module(L), loader())
+    at_hand.save_checkpoint(tmp_path / "x.ckpt")
+    assert written == ["x.ckpt"]
+
+
+@both
+def test_whether_a_batch_only_gathers_gradients_can_be_asked(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(self.trainer.fit_loop.epoch_loop._should_accumulate())
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    project, at_hand = module(L, training_step=training_step), trainer(L, tmp_path, accumulate_grad_batches=2)
+    assert not at_hand.fit_loop.epoch_loop._should_accumulate()
+    at_hand.fit(project, loader(18, 4))
+    assert project.seen == [True, False, True, False, False]
+    assert not at_hand.fit_loop.epoch_loop._should_accumulate()
+
+
+def test_a_loader_without_a_batch_cannot_begin_again(tmp_path: Path) -> None:
+    """Lightning ends at once and trains nothing."""
+    loaders = [loader(8, 4), DataLoader(TensorDataset(torch.zeros(0, 6)))]
+    with pytest.raises(ConfigurationError, match="loader 1 of those that are read at once has no batch, and so none"):
+        list(ours.utilities.CombinedLoader(loaders, "max_size_cycle"))
+    with pytest.raises(ConfigurationError, match="loader 1 of those that are read at once has no batch, and so none"):
+        trainer(ours, tmp_path).fit(module(ours), loaders)
+    assert [items[0][1] for items in ours.utilities.CombinedLoader(loaders, "max_size")] == [None, None]

@@ -1,5 +1,5 @@
-"""A Trainer can be pickled (``torch.save(trainer)``, a library that sends it to a process): its configuration goes
-along, a run does not."""
+"""A Trainer can be pickled (``torch.save(trainer)``, a library that sends it to a process): its configuration and
+counters go along, a run does not."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def test_before_and_after_a_fit() -> None:
         copy.fit(Classifier(), loader())
         assert copy.global_step == 7
     copy = _again(trainer)
+    assert (copy.global_step, copy.current_epoch) == (7, 1)
     copy.fit(Classifier(), loader())
     assert (copy.global_step, copy.gradient_clip_val) == (7, 0.5)
 

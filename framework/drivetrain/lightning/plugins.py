@@ -10,6 +10,7 @@ from drivetrain.checkpoint.io import CheckpointIO as CheckpointIO
 from drivetrain.checkpoint.io import TorchCheckpointIO as TorchCheckpointIO
 from drivetrain.checkpoint.io import WrappingCheckpointIO as _WrappingCheckpointIO  # noqa: F401
 from drivetrain.errors import ConfigurationError
+from drivetrain.launch import current_job
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.environments import ClusterEnvironment as ClusterEnvironment
 from drivetrain.lightning.environments import KubeflowEnvironment as KubeflowEnvironment
@@ -43,6 +44,17 @@ def HalfPrecision(precision: str = "16-true") -> Precision:
 def DoublePrecision() -> Precision:
     """``precision="64-true"`` as an object."""
     return _named("double", "64-true")
+
+
+def environment_of(plugins: Any) -> ClusterEnvironment:
+    """The environment that ``plugins`` hold, or the one that this process finds itself in."""
+    given = list(plugins) if isinstance(plugins, Sequence) else [plugins]
+    mine = [plugin for plugin in given if isinstance(plugin, ClusterEnvironment)]
+    kinds: tuple[type[ClusterEnvironment], ...]
+    kinds = (TorchElasticEnvironment, KubeflowEnvironment, MPIEnvironment, SLURMEnvironment)
+    job = current_job()
+    joined = () if job is None or job.origin in LightningEnvironment.origins else kinds
+    return mine[0] if mine else next((kind() for kind in joined if kind.detect()), LightningEnvironment())
 
 
 _AS_IT_IS = ("None", "32", "32-true")  # what Lightning's default means: modules and batches keep their formats

@@ -25,7 +25,7 @@ from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownAr
 from drivetrain.lightning import deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
-from drivetrain.lightning.plugins import meant_by
+from drivetrain.lightning.plugins import environment_of, meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
@@ -168,6 +168,8 @@ class Trainer(drivetrain.trainer.Trainer):
             given["log_every_n_steps"] = None
         super().__init__(**{**given, **settings, **more})
         self.checkpoint_io = checkpoint_io
+        if self.strategy_name != "single":  # as in Lightning, whose strategy for one device has none
+            self.strategy.cluster_environment = environment_of(plugins)  # type: ignore[attr-defined]
         if unlogged:
             self.log_every_n_steps = 0
         if gradient_clip_algorithm is not None:  # hooks are given it, and print it

@@ -114,6 +114,9 @@ class LoopNames:
 
         def begin_at(self, epoch: int) -> None: ...
 
+        @property
+        def batch_progress(self) -> Progress: ...
+
     @property
     def epoch_progress(self) -> EpochProgress:
         return EpochProgress(self)
@@ -122,6 +125,13 @@ class LoopNames:
     def max_batches(self) -> int | float:
         """Batches of an epoch, infinite where that is not known."""
         return self.trainer.num_training_batches
+
+    def _should_accumulate(self) -> bool:
+        """Whether the batch at hand only gathers gradients, and another one closes its window (the name is
+        Lightning's)."""
+        progress: Progress = self.batch_progress
+        whole = progress.current.ready % self.trainer.accumulate_grad_batches == 0
+        return not (whole or progress.is_last_batch)
 
     @property
     def val_loop(self) -> Any:
