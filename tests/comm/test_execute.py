@@ -133,8 +133,10 @@ def check_traffic(comm: Communicator, schedule: Schedule) -> None:
     assert counted.messages == 2 * sum(len(each.sends) for each in exchanges(schedule, numel, comm.rank))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6])
-def test_every_topology_op_and_dtype(world_size: int) -> None:
+@pytest.mark.parametrize(("memory", "world_size"), [("1", n) for n in range(1, 7)] + [("0", n) for n in range(2, 7)])
+def test_every_topology_op_and_dtype(memory: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through memory that the ranks share, and over connections."""
+    monkeypatch.setenv("DRIVETRAIN_SHARED_MEMORY", memory)
     results = ranks.run(reduce_all, world_size)
     for result in results[1:]:
         assert result == results[0]

@@ -29,6 +29,7 @@ from drivetrain.comm.groups import ByHost
 from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
 from drivetrain.comm.reduction import ReduceOp
 from drivetrain.comm.schedule import Schedule
+from drivetrain.comm.shared_memory import SharedMemory
 from drivetrain.comm.statistics import Statistics
 
 __all__ = ["ByHost", "CollectiveFailed", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
@@ -80,6 +81,7 @@ class Communicator:
         self.arrivals = Arrivals(self)
         self.last_source: int | None = None
         self.barriers = 0
+        self.links: SharedMemory | None = None  # where schedules send through memory
         self.thread_blocks = 0  # that were asked of NCCL for each operation of the group
         self._schedules: dict[str, Schedule] = {}
 
@@ -377,6 +379,8 @@ class Communicator:
         if self.device.type != "cpu":
             self.group.abort()
             return
+        if self.links is not None:
+            self.links.abort()
         # Gloo has no abort, but a receive that times out closes every connection of its group.
         for peer in range(self.world_size):
             if peer != self.rank:

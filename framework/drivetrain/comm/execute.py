@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm import groups, plans
+from drivetrain.comm import groups, meeting, plans
 from drivetrain.comm.arguments import require_op, require_schedule
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.plans import Plan
 from drivetrain.comm.program import compile_program, exchanges
 from drivetrain.comm.schedule import Schedule
+from drivetrain.comm.shared_memory import SLOT_BYTES, SharedMemory
 
 # Longer messages cost less processor time, which decides where ranks share cores; shorter ones keep the receiving
 # and the adding thread busy together, which decides where cores are free. See what it costs here:
@@ -114,9 +115,14 @@ class Executor:
             traffic = size * sum(span.stop - span.start for span in sent), len(sent)
             plan = self._device_plan(comm.group, tensor, op)
         else:
-            program = compile_program(self.schedule, numel, comm.rank, max(1, self.segment_bytes // size))
+            links = shared(comm)
+            longest = self.segment_bytes if links is None else min(self.segment_bytes, SLOT_BYTES)
+            program = compile_program(self.schedule, numel, comm.rank, max(1, longest // size))
             traffic = program.elements_sent * size, program.messages
-            plan = plans.program_plan(program, comm.rank, comm.group, tensor, op)
+            if links is not None:
+                plan = plans.shared_plan(program, comm.rank, links, tensor, op)
+            else:
+                plan = plans.program_plan(program, comm.rank, comm.group, tensor, op)
         if self.op == "average":
             plan = _averaging(plan, comm.world_size, early=tensor.dtype == torch.float16)
         return plan, *traffic
@@ -189,6 +195,20 @@ def another_group(communicator: Communicator, purpose: str, thread_blocks: int) 
     if key not in made:
         made[key] = groups.again(communicator, f"{communicator.label}, {purpose}", thread_blocks)
     return made[key]
+
+
+_met: WeakSet[Communicator] = WeakSet()
+
+
+def shared(communicator: Communicator) -> SharedMemory | None:
+    """This rank's links through shared memory, None where ranks are on several hosts or cannot share any; made at the
+    first use, so all ranks must ask at the same point."""
+    if communicator not in _met:
+        communicator.links = meeting.meet(communicator)
+        _met.add(communicator)
+        if communicator.links is not None:
+            finalize(communicator, communicator.links.close)
+    return communicator.links
 
 
 _executors: WeakKeyDictionary[Communicator, dict[tuple[int, str], Executor]] = WeakKeyDictionary()

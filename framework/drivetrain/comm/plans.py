@@ -16,6 +16,7 @@ from drivetrain.comm.point_to_point import SCHEDULE_TAGS
 from drivetrain.comm.program import Program, Span, exchanges
 from drivetrain.comm.reduction import NATIVE_OPS, native
 from drivetrain.comm.schedule import Schedule
+from drivetrain.comm.shared_memory import SharedMemory
 from drivetrain.comm.topologies.hierarchical import hierarchical
 from drivetrain.comm.topologies.ring import ring
 
@@ -83,6 +84,90 @@ def program_plan(program: Program, rank: int, group: dist.ProcessGroup, like: to
                 combine(aside, views[place], out=views[place])
 
     return plan
+
+
+# -- through shared memory --------------------------------------------------------------------------------------------
+_TAKE_FIRST, _TAKE_SECOND = range(_SECOND + 1, _SECOND + 3)
+
+
+def shared_plan(program: Program, rank: int, memory: SharedMemory, like: torch.Tensor, op: str) -> Plan:
+    """The compiled program through memory that the ranks share. What is added at once is added out of the peer's slot;
+    what must wait until something else is sent is copied aside, so that the slot is free for what follows."""
+    combine, links = COMBINE[op], memory.links
+    scratch = torch.empty(program.scratch, dtype=like.dtype)
+    spans: dict[Span, int] = {}
+    peers: dict[int, int] = {}
+    asides: dict[int, torch.Tensor] = {}
+    steps = []
+    waiting = None  # the message that the instruction before waits for
+    for action, span, slot, peer, _, offset in program.instructions:
+        place = spans.setdefault(span, len(spans))
+        if peer >= 0:
+            peers[slot] = peer
+        if action == "receive" and offset >= 0:
+            asides[slot] = scratch[offset : offset + span.stop - span.start]
+        code = {"send": _SEND, "receive": _RECEIVE_ASIDE if slot in asides else _RECEIVE}.get(action, _WAIT)
+        if action == "add":
+            # As above: both sides of an exchange take the lower rank's value first.
+            code = _FIRST if rank < peers[slot] else _SECOND
+            if waiting == slot:
+                steps.pop()
+                code = _TAKE_FIRST if code == _FIRST else _TAKE_SECOND
+        waiting = slot if action == "wait_receive" else None
+        steps.append((code, place, slot, links[peers[slot]], asides.get(slot, scratch)))
+    cuts, slots = list(spans), program.slots
+
+    def run(tensor: torch.Tensor) -> None:
+        views = [tensor[start:stop] for start, stop in cuts]
+        done = [False] * slots
+        for code, place, slot, link, aside in steps:
+            if code == _SEND:
+                if link.free and not link.sends:
+                    link.fill(views[place])
+                    done[slot] = True
+                else:
+                    link.sends.append((slot, views[place]))
+            elif code == _RECEIVE:
+                link.receives.append((slot, views[place]))
+            elif code == _RECEIVE_ASIDE:
+                link.receives.append((slot, aside))
+            elif code == _WAIT:
+                while not done[slot]:
+                    memory.progress(done)
+                    if not done[slot]:
+                        memory.wait(link)
+            elif code in (_FIRST, _SECOND):
+                _combine(combine, views[place], aside, code == _FIRST)
+            else:
+                while not done[slot]:
+                    memory.progress(done, until=slot)
+                    if link.arrived and link.receives and link.receives[0][0] == slot:
+                        break
+                    if not done[slot]:
+                        memory.wait(link)
+                if done[slot]:
+                    _combine(combine, views[place], aside, code == _TAKE_FIRST)
+                else:
+                    _combine(combine, views[place], link.message(aside), code == _TAKE_FIRST)
+                    link.receives.popleft()
+                    link.release()
+
+    def plan(tensor: torch.Tensor) -> None:
+        try:
+            run(tensor)
+        except BaseException:
+            for link in links.values():
+                link.forget()  # what was under way holds the caller's tensor
+            raise
+
+    return plan
+
+
+def _combine(combine: Callable[..., torch.Tensor], mine: torch.Tensor, other: torch.Tensor, first: bool) -> None:
+    if first:
+        combine(mine, other, out=mine)
+    else:
+        combine(other, mine, out=mine)
 
 
 # -- in batches -----------------------------------------------------------------------------------------------------

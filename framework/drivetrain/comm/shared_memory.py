@@ -1,0 +1,167 @@
+"""Messages between processes of one host through memory that they share: one copy in and one out, where a connection
+takes both through the kernel.
+
+Every rank owns memory in which it has a queue of a few slots for each other rank. A byte on a socket between the two
+says that a slot has been filled, or read; so a rank that waits sleeps, and one whose peer is gone sees the end of the
+stream. Messages from one rank to another arrive in the order in which they were sent.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+
+import torch
+
+from drivetrain.comm.failures import lost
+
+# Of a slot. What is read of a message of this length is still in the cache that processors share.
+SLOT_BYTES = 2**20
+# A rank may be so many messages ahead of a reader.
+SLOTS = 4
+
+_FILLED, _READ = b"f", b"r"
+
+
+class Link:
+    """The way to one peer and back; the slots of both are bytes.
+
+    Attributes:
+        closed: whether the peer's end of the wire is gone; what it had said before counts.
+        free: slots that may be filled.
+        arrived: messages that were not read.
+        sends: messages that found no free slot, with their numbers.
+        receives: destinations of the messages to come, with their numbers, in the order of the messages.
+    """
+
+    def __init__(self, peer: int, wire: socket.socket, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        self.peer, self.wire, self.outgoing, self.incoming = peer, wire, outgoing, incoming
+        wire.setblocking(False)
+        self.closed = False
+        self.free, self.arrived = SLOTS, 0
+        self.sends: deque[tuple[int, torch.Tensor]] = deque()
+        self.receives: deque[tuple[int, torch.Tensor]] = deque()
+        self._next_out = self._next_in = 0
+
+    def fill(self, message: torch.Tensor) -> None:
+        """Put ``message`` into the next slot, which is free, and say so."""
+        start = self._next_out * SLOT_BYTES
+        self.outgoing[start : start + message.nbytes].view(message.dtype).copy_(message)
+        self._next_out = (self._next_out + 1) % SLOTS
+        self.free -= 1
+        self._say(_FILLED)
+
+    def message(self, like: torch.Tensor) -> torch.Tensor:
+        """The oldest message that was not read, of the length and dtype of ``like``, as it lies in its slot."""
+        start = self._next_in * SLOT_BYTES
+        return self.incoming[start : start + like.nbytes].view(like.dtype)
+
+    def release(self) -> None:
+        """The oldest message has been read."""
+        self._next_in = (self._next_in + 1) % SLOTS
+        self.arrived -= 1
+        self._say(_READ)
+
+    def _say(self, word: bytes) -> None:
+        with suppress(OSError):  # it is gone: what it had said before counts, and who waits for more will hear of it
+            self.wire.send(word)
+
+    def hear(self) -> bool:
+        """Take what the peer said since; whether it said anything."""
+        try:
+            words = self.wire.recv(4096)
+        except BlockingIOError:
+            return False
+        except OSError:
+            words = b""
+        self.closed = not words
+        read = words.count(_READ)
+        self.free += read
+        self.arrived += len(words) - read
+        return bool(words)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the peer is gone and something was still to go there or to come from there."""
+        return self.closed and bool(self.sends or (self.receives and not self.arrived))
+
+    def forget(self) -> None:
+        """Nothing is under way any more: an operation failed."""
+        self.sends.clear()
+        self.receives.clear()
+
+
+class SharedMemory:
+    """This rank's links, by peer; they belong to one thread.
+
+    Args:
+        rank: this rank's number in the group called ``label``.
+        timeout: seconds that a rank waits for another.
+    """
+
+    def __init__(self, rank: int, label: str, links: dict[int, Link], timeout: float) -> None:
+        self.rank, self.label, self.links, self.timeout = rank, label, links, timeout
+        self._aborted = False
+        self._bell, self._ringer = socket.socketpair()
+        self._by_number = {link.wire.fileno(): link for link in links.values()}
+        self._poll = select.poll()
+        for number in (*self._by_number, self._bell.fileno()):
+            self._poll.register(number, select.POLLIN)
+
+    # -- messages -----------------------------------------------------------------------------------------------
+    def progress(self, done: list[bool], until: int = -1) -> None:
+        """Move what can be moved without waiting, and note it in ``done`` by the messages' numbers. A message with the
+        number ``until`` stays in its slot, and those that follow it in theirs."""
+        for link in self.links.values():
+            while link.sends and link.free:
+                number, message = link.sends.popleft()
+                link.fill(message)
+                done[number] = True
+            while link.arrived and link.receives and link.receives[0][0] != until:
+                number, place = link.receives.popleft()
+                place.copy_(link.message(place))
+                link.release()
+                done[number] = True
+
+    def wait(self, needed: Link) -> None:
+        """Sleep until a peer has said something.
+
+        Raises:
+            PeerLost: a rank that something is still to go to or come from is gone, nobody said anything within the
+                time-out, or the group was aborted.
+        """
+        deadline = time.monotonic() + self.timeout
+        said = False
+        while not said:
+            for link in self.links.values():
+                if link.broken:
+                    raise lost(self.rank, link.peer, self.label, ConnectionError("its end of the connection is closed"))
+            ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+            if self._aborted:
+                raise lost(self.rank, needed.peer, self.label, ConnectionError("the group was aborted"))
+            if not ready:
+                late = TimeoutError(f"timed out after {self.timeout:g} s")
+                raise lost(self.rank, needed.peer, self.label, late)
+            for number, _ in ready:
+                link = self._by_number[number]
+                said = link.hear() or said
+                if link.closed:
+                    self._poll.unregister(number)
+
+    # -- the end ------------------------------------------------------------------------------------------------
+    def abort(self) -> None:
+        """Wake whoever waits here with an error, from any thread; the peers see a closed connection."""
+        self._aborted = True
+        with suppress(OSError):
+            self._ringer.send(b"x")
+        for link in self.links.values():
+            with suppress(OSError):
+                link.wire.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connections; peers that still wait for something of this rank are told that it is gone."""
+        for end in (self._bell, self._ringer, *(link.wire for link in self.links.values())):
+            end.close()

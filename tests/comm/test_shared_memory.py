@@ -1,0 +1,168 @@
+"""Schedules through memory that ranks of one host share: who may, what a lost rank does, and that nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+
+from drivetrain.comm import meeting
+from drivetrain.comm.communicator import Communicator, PeerLost
+from drivetrain.comm.execute import Executor
+from drivetrain.comm.schedules import chain, ring
+from drivetrain.comm.shared_memory import SLOT_BYTES, SLOTS
+from tests.patience import SOON
+
+LONG = 8 * SLOTS * SLOT_BYTES // 4  # elements: many times what the slots hold
+
+
+def summed(comm: Communicator, numel: int = 1000) -> bool:
+    """Whether the ranks' sum is right, and went through memory."""
+    tensor = torch.full((numel,), float(comm.rank + 1))
+    Executor(ring(comm.world_size), comm)(tensor)
+    assert torch.equal(tensor, torch.full_like(tensor, comm.world_size * (comm.world_size + 1) / 2))
+    return comm.links is not None
+
+
+# -- who may ------------------------------------------------------------------------------------------------------
+def long_messages(comm: Communicator) -> bool:
+    return summed(comm, LONG) and summed(comm, LONG + 1)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_more_messages_than_slots(world_size: int) -> None:
+    assert all(ranks.run(long_messages, world_size))
+
+
+def switched_off_on_one(comm: Communicator) -> bool:
+    os.environ[meeting.SWITCH] = "0" if comm.rank == 1 else "1"
+    return summed(comm)
+
+
+def without_memory_on_one(comm: Communicator) -> bool:
+    def refuse(*arguments: object) -> int:
+        raise OSError("no memory today")
+
+    if comm.rank == 1:
+        os.memfd_create = refuse
+    return summed(comm)
+
+
+def with_a_long_path(comm: Communicator) -> bool:
+    meeting._LONGEST_PATH = 10 if comm.rank == 0 else 100
+    return summed(comm)
+
+
+def in_a_group_too_large(comm: Communicator) -> bool:
+    meeting._MOST = comm.world_size - 1
+    return summed(comm)
+
+
+@pytest.mark.parametrize("case", [switched_off_on_one, without_memory_on_one, with_a_long_path, in_a_group_too_large])
+def test_what_one_rank_cannot_do_none_does(case: object) -> None:
+    assert ranks.run(case, 3) == [False] * 3
+
+
+# -- a rank is gone -------------------------------------------------------------------------------------------------
+def survive(comm: Communicator, folder: Path) -> None:
+    """The last rank dies in the midst; the others write down how long it took to know, and what they were told."""
+    assert summed(comm)
+    if comm.rank == comm.world_size - 1:
+        os._exit(1)
+    began = time.monotonic()
+    with pytest.raises(PeerLost) as error:
+        Executor(ring(comm.world_size), comm)(torch.ones(LONG))
+    (folder / f"{comm.rank}.txt").write_text(f"{time.monotonic() - began} {error.value}")
+    while len([*folder.glob("*.txt")]) < comm.world_size - 1:  # nobody hears it from one that gave up
+        time.sleep(0.01)
+    os._exit(1)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_death_is_told_at_once(world_size: int, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="died without a result"):
+        ranks.run(survive, world_size, tmp_path)
+    for rank in range(world_size - 1):
+        seconds, said = (tmp_path / f"{rank}.txt").read_text().split(" ", 1)
+        assert float(seconds) < SOON and f"rank {rank} lost rank {world_size - 1} of group 'world'" in said
+
+
+def a_last_word(comm: Communicator) -> bool:
+    """A rank that has sent all and ends has lost nothing of it."""
+    assert summed(comm)
+    if comm.rank == 1:
+        time.sleep(0.5)  # so that the other has filled the slots, and is gone
+    tensor = torch.arange(8.0) if comm.rank == 0 else torch.zeros(8)
+    Executor(chain(2, "broadcast"), comm)(tensor)
+    if comm.rank == 0:
+        assert comm.links is not None
+        comm.links.close()
+    return torch.equal(tensor, torch.arange(8.0))
+
+
+def test_what_was_sent_before_the_end_arrives() -> None:
+    assert ranks.run(a_last_word, 2) == [True, True]
+
+
+def late(comm: Communicator) -> str:
+    patient = Communicator(comm.group, label="hasty", timeout=timedelta(seconds=1))
+    assert summed(patient)
+    if comm.rank == 1:
+        time.sleep(3)
+        return ""
+    with pytest.raises(PeerLost) as error:
+        Executor(ring(2), patient)(torch.ones(5))
+    return str(error.value)
+
+
+def test_patience_ends() -> None:
+    said, _ = ranks.run(late, 2)
+    assert "rank 0 lost rank 1 of group 'hasty' (timed out after 1 s)" in said
+
+
+def aborted(comm: Communicator) -> tuple[str, float]:
+    own = comm.sub(range(comm.world_size), "own")
+    assert own is not None and summed(own)
+    if comm.rank == 0:
+        threading.Timer(0.3, own.abort).start()
+    else:
+        time.sleep(0.6)  # the first one waits for this one when it is aborted
+    began = time.monotonic()
+    with pytest.raises(PeerLost) as error:
+        Executor(ring(comm.world_size), own)(torch.ones(5))
+    return str(error.value), time.monotonic() - began
+
+
+def test_who_waits_can_be_woken() -> None:
+    (first, took), (second, at_once) = ranks.run(aborted, 2)
+    assert "the group was aborted" in first and "lost rank 0" in second
+    assert took < SOON and at_once < SOON
+
+
+# -- what is left ---------------------------------------------------------------------------------------------------
+def opened(comm: Communicator) -> tuple[int, int, int]:
+    """Files that are open before, while and after a communicator shares memory."""
+    own = comm.sub(range(comm.world_size), "own")
+    assert own is not None
+    own.all_reduce(torch.ones(1), algorithm="native")
+    before = len(os.listdir("/proc/self/fd"))
+    assert summed(own)
+    between = len(os.listdir("/proc/self/fd"))
+    del own
+    gc.collect()
+    return before, between, len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for before, between, after in ranks.run(opened, 3):
+        assert before + 2 * 2 <= between and after <= before
+    assert [*tmp_path.iterdir()] == [], "and no folder"
