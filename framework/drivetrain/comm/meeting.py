@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from drivetrain.comm import plain
 from drivetrain.comm.shared_memory import SLOT_BYTES, SLOTS, Link, SharedMemory
 from drivetrain.launch.temporary import temporary_folder
 
@@ -35,7 +36,7 @@ _MOST = 16  # ranks: each link takes two of the files that a process may have op
 
 def meet(comm: Communicator) -> SharedMemory | None:
     """Links from this rank to all others of ``comm``, or None on every rank: where they are not on one host, or cannot
-    share memory. Exchanges messages, so all ranks must ask at the same point."""
+    share memory. Exchanges messages, so all ranks must ask at the same point. Raises what the transport raises."""
     from drivetrain.comm.communicator import Communicator
 
     # Not among the traffic that is counted: it happens once, at a moment that the caller did not choose.
@@ -47,7 +48,7 @@ def meet(comm: Communicator) -> SharedMemory | None:
             with suppress(OSError):  # no folder, no socket: said below
                 path = str(stack.enter_context(temporary_folder("meet")) / "s")
                 listener = _listening(path, comm.world_size, stack)
-        said = quiet.all_gather_plain([None if listener is None else here, path])
+        said = plain.gather_json(quiet, [None if listener is None else here, path], None)
         if listener is None or any(place != here for place, _ in said):
             return None
         links: dict[int, Link] = {}
@@ -57,7 +58,7 @@ def meet(comm: Communicator) -> SharedMemory | None:
         except OSError as error:
             reason = str(error)
         # All have met before the folder goes.
-        if any(quiet.all_gather_plain(reason)):
+        if any(plain.gather_json(quiet, reason, None)):
             for link in links.values():
                 link.wire.close()
             return None

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import torch
 
-from drivetrain.comm.failures import lost
+from drivetrain.comm.failures import CollectiveFailed, lost
 
 # Of a slot. What is read of a message of this length is still in the cache that processors share.
 SLOT_BYTES = 2**20
@@ -130,26 +130,28 @@ class SharedMemory:
         """Sleep until a peer has said something.
 
         Raises:
-            PeerLost: a rank that something is still to go to or come from is gone, nobody said anything within the
-                time-out, or the group was aborted.
+            CollectiveFailed: a rank that something is still to go to or come from is gone, nobody said anything within
+                the time-out, or the group was aborted.
         """
         deadline = time.monotonic() + self.timeout
         said = False
         while not said:
             for link in self.links.values():
                 if link.broken:
-                    raise lost(self.rank, link.peer, self.label, ConnectionError("its end of the connection is closed"))
+                    raise self._lost(link, ConnectionError("its end of the connection is closed"))
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
             if self._aborted:
-                raise lost(self.rank, needed.peer, self.label, ConnectionError("the group was aborted"))
+                raise self._lost(needed, ConnectionError("the group was aborted"))
             if not ready:
-                late = TimeoutError(f"timed out after {self.timeout:g} s")
-                raise lost(self.rank, needed.peer, self.label, late)
+                raise self._lost(needed, TimeoutError(f"timed out after {self.timeout:g} s"))
             for number, _ in ready:
                 link = self._by_number[number]
                 said = link.hear() or said
                 if link.closed:
                     self._poll.unregister(number)
+
+    def _lost(self, link: Link, error: Exception) -> CollectiveFailed:
+        return CollectiveFailed(str(lost(self.rank, link.peer, self.label, error)))
 
     # -- the end ------------------------------------------------------------------------------------------------
     def abort(self) -> None:
