@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from drivetrain.comm import CollectiveFailed, PeerLost
 from drivetrain.errors import (
     ConfigurationError,
     ConflictError,
@@ -30,6 +31,8 @@ def _of(rank: int, error: BaseException) -> failure.Failure:
         (ValueError("no peer like this"), False),
         (RuntimeError("[../gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), True),
         (ConnectionResetError(104, "Connection reset by peer"), True),
+        (CollectiveFailed("rank 0 lost rank 1"), True),
+        (PeerLost("rank 0 lost rank 1", 1), True),
         (RuntimeError("CUDA out of memory"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
     ],

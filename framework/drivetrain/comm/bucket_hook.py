@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from drivetrain.comm import choice
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.comm.execute import Executor
+from drivetrain.comm.execute import Executor, shared
 from drivetrain.comm.groups import THREAD_BLOCKS, sub
 from drivetrain.comm.reduction import all_reduce_flat
 from drivetrain.comm.schedule import Schedule
@@ -199,7 +199,7 @@ Sum = Callable[[torch.Tensor], torch.Tensor]
 
 
 def summation(algorithm: Schedule | str, communicator: Communicator) -> Sum:
-    """What sums flat tensors over the ranks, in place, and returns them.
+    """What sums flat tensors over the ranks, in place, and returns them; all ranks ask for it at the same point.
 
     Args:
         algorithm: an all-reduce for these ranks, the name of a topology, ``"native"`` for the transport's own, or
@@ -209,6 +209,8 @@ def summation(algorithm: Schedule | str, communicator: Communicator) -> Sum:
     Raises:
         CommunicationError: the schedule is for another number of ranks.
     """
+    if communicator.device.type == "cpu" and algorithm != "native":
+        shared(communicator)  # now, where all ranks are, and not within a step
     if isinstance(algorithm, Schedule):
         return Executor(algorithm, communicator)
     name = algorithm

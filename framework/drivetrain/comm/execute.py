@@ -1,4 +1,5 @@
-"""Carry out a schedule on a tensor: over Gloo point to point, over NCCL natively or in batches of transfers."""
+"""Carry out a schedule on a tensor: on CPUs message by message, through memory or over Gloo; over NCCL natively or in
+batches of transfers."""
 
 from __future__ import annotations
 
@@ -33,14 +34,15 @@ class Executor:
     buffers included. Not thread-safe: like its communicator it belongs to one thread. All ranks end with the same bits
     where the schedule gives all the same value.
 
-    Over Gloo every message of the schedule is sent as it stands. Over NCCL a ring, and a hierarchy of equal hosts, run
-    as the transport's own reduce-scatters and all-gathers (a ring in segments gathers one while it reduces the next);
-    other schedules as one batch of transfers per round.
+    On CPUs every message of the schedule is sent as it stands: through memory where all ranks of the communicator are
+    on one host and can share it, else over Gloo. The first use finds that out, so all ranks must come to it. Over NCCL
+    a ring, and a hierarchy of equal hosts, run as the transport's own reduce-scatters and all-gathers (a ring in
+    segments gathers one while it reduces the next); other schedules as one batch of transfers per round.
 
     Args:
         schedule: For as many ranks as ``communicator`` has.
         communicator: The ranks; peers of the schedule are ranks of this group.
-        segment_bytes: Longest piece sent in one message over Gloo.
+        segment_bytes: Longest piece sent in one message on CPUs; through memory at most a slot's.
         op: How two values become one: sum, product, min, max, or average (a sum divided by the number of ranks).
         thread_blocks: Of each operation of a ring over NCCL, which then has a group of its own; 0 leaves it to NCCL.
 
@@ -80,7 +82,7 @@ class Executor:
 
         Raises:
             CommunicationError: ``tensor`` is not flat and contiguous, or an average is asked of integers.
-            RuntimeError: the transport failed, for example because a peer died.
+            RuntimeError: the transport failed, for example because a peer died; through memory a CollectiveFailed.
         """
         # Before the preparation, so that its time is counted where it is spent: at the first call.
         statistics = self.communicator.statistics
@@ -203,7 +205,7 @@ _met: WeakSet[Communicator] = WeakSet()
 def shared(communicator: Communicator) -> SharedMemory | None:
     """This rank's links through shared memory, None where ranks are on several hosts or cannot share any; made at the
     first use, so all ranks must ask at the same point."""
-    if communicator not in _met:
+    if communicator not in _met and communicator.group is not None:
         communicator.links = meeting.meet(communicator)
         _met.add(communicator)
         if communicator.links is not None:

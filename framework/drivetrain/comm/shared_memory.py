@@ -138,7 +138,7 @@ class SharedMemory:
         while not said:
             for link in self.links.values():
                 if link.broken:
-                    raise self._lost(link, ConnectionError("its end of the connection is closed"))
+                    raise self._lost(link, ConnectionError("connection closed by peer"))
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
             if self._aborted:
                 raise self._lost(needed, ConnectionError("the group was aborted"))

@@ -26,6 +26,7 @@ ABORTED = (
     " (DRIVETRAIN_CHECK_COLLECTIVES=1 says which)"
 )
 PEER_GONE_TYPES = {"DistError", "DistNetworkError", "DistBackendError", "DistStoreError", "ConnectionError"}
+PEER_GONE_TYPES |= {"CollectiveFailed", "PeerLost"}  # our communicator's
 
 
 @dataclass(frozen=True)
