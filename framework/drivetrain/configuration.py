@@ -267,9 +267,8 @@ class Configuration:
         if len(made) == len(self.callbacks) and all(map(operator.is_, made, self.callbacks)):
             return self._own_callbacks
         shown, others = {id(callback) for callback in made}, {id(callback) for callback in of_module}
-        aside = [
-            callback for callback in self._own_callbacks if id(callback) not in shown
-        ]  # the module's replaced them
+        # What the module's replaced is in neither.
+        aside = [callback for callback in self._own_callbacks if id(callback) not in shown]
         return aside + [self.take_callback(callback) for callback in self.callbacks if id(callback) not in others]
 
     def use_callbacks(self, more: list[Callback]) -> None:

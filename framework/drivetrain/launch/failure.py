@@ -23,7 +23,7 @@ PEER_GONE = re.compile(
 )
 ABORTED = (
     ": the transport ends a process so where ranks bring tensors of other shapes to one collective"
-    " (DRIVETRAIN_CHECK_COLLECTIVES=1 says which)"
+    " (DRIVETRAIN_CHECK_COLLECTIVES=1 says which; all_gather of rows that may be uneven takes uneven=True)"
 )
 PEER_GONE_TYPES = {"DistError", "DistNetworkError", "DistBackendError", "DistStoreError", "ConnectionError"}
 PEER_GONE_TYPES |= {"CollectiveFailed", "PeerLost"}  # our communicator's
