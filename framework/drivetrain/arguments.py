@@ -8,6 +8,15 @@ from typing import Any
 
 from drivetrain.errors import ConfigurationError, WrongKindError, nearest
 
+_NO_SUPPORT = {
+    "tpu": "TPUs",
+    "hpu": "Gaudi accelerators",
+    "mps": "Apple's GPUs",
+    "xpu": "Intel's GPUs",
+    "ipu": "Graphcore's IPUs",
+    "npu": "NPUs",
+}  # accelerators of Lightning's, torch's and their extensions
+
 
 def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: bool = False) -> None:
     if value is None and none:
@@ -115,6 +124,12 @@ def check_arguments(a: dict[str, Any]) -> None:
         _whole("fast_dev_run", fast, 0, none=False)
     if a.get("barebones"):
         _check_barebones(a)
+    kind = str(a.get("accelerator")).lower()
+    if kind in _NO_SUPPORT:
+        raise ConfigurationError(
+            f"accelerator={a['accelerator']!r}: {_NO_SUPPORT[kind]} are not supported: use accelerator='gpu'"
+            " or 'cpu', or 'auto' for what is here."
+        )
     _choice("accelerator", a.get("accelerator", "auto"), ("auto", "cpu", "gpu", "cuda"))
     _choice("backend", a.get("backend"), (None, "gloo", "nccl"))
     seed = a.get("seed")

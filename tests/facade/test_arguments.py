@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 
 import drivetrain.lightning as ours
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.launch import Job
 from drivetrain.strategy import Strategy
 from drivetrain_plugins.strategies import SINGLE
@@ -105,3 +106,18 @@ def test_a_strategy_computes_on_the_gpu_that_was_named(monkeypatch: pytest.Monke
     strategy.precision = trainer.precision_plugin
     strategy.connect(Job(accelerator="cuda", backend="nccl", gpus=trainer.gpus))
     assert [strategy.device, *chosen] == [torch.device("cuda", 2)] * 2
+
+
+@pytest.mark.parametrize("name", ["tpu", "hpu", "mps", "xpu"])
+def test_accelerators_that_are_not_supported_are_said_to_be_none(name: str) -> None:
+    with pytest.raises(ours.utilities.exceptions.MisconfigurationException, match=f"accelerator='{name}': .* are not supported: use accel"):
+        ours.Trainer(accelerator=name, logger=False)
+
+
+def test_a_gpu_that_nothing_uses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.Trainer(**{**QUIET, "accelerator": "cpu"})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.warns(PossibleUserWarning, match="accelerator='cpu', and there are 2 GPUs here that nothing uses: set "):
+        ours.Trainer(**{**QUIET, "accelerator": "cpu"})

@@ -163,10 +163,17 @@ class Trainer(drivetrain.trainer.Trainer):
         loggers = logger if isinstance(logger, list) else [logger]
         for part in (*given["callbacks"], *loggers, profiler) if callbacks is not None else (*loggers, profiler):
             passed_over.tell(part)
+        asked = accelerator
         unlogged = barebones or log_every_n_steps == 0
         if unlogged:
             given["log_every_n_steps"] = None
         super().__init__(**{**given, **settings, **more})
+        if asked == "cpu" and (gpus := torch.cuda.device_count()):
+            rank_zero_warn(
+                f"accelerator='cpu', and there {'is a GPU' if gpus == 1 else f'are {gpus} GPUs'} here that nothing uses:"
+                " set accelerator='gpu' to train there.",
+                category=PossibleUserWarning,
+            )
         self.checkpoint_io = checkpoint_io
         if self.strategy_name != "single":  # as in Lightning, whose strategy for one device has none
             self.strategy.cluster_environment = environment_of(plugins)  # type: ignore[attr-defined]
