@@ -170,8 +170,8 @@ class Trainer(drivetrain.trainer.Trainer):
         super().__init__(**{**given, **settings, **more})
         if asked == "cpu" and (gpus := torch.cuda.device_count()):
             rank_zero_warn(
-                f"accelerator='cpu', and there {'is a GPU' if gpus == 1 else f'are {gpus} GPUs'} here that nothing uses:"
-                " set accelerator='gpu' to train there.",
+                f"accelerator='cpu', and there {'is a GPU' if gpus == 1 else f'are {gpus} GPUs'} here that nothing"
+                " uses: set accelerator='gpu' to train there.",
                 category=PossibleUserWarning,
             )
         self.checkpoint_io = checkpoint_io
