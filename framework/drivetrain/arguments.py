@@ -124,10 +124,10 @@ def check_arguments(a: dict[str, Any]) -> None:
         _whole("fast_dev_run", fast, 0, none=False)
     if a.get("barebones"):
         _check_barebones(a)
-    kind = str(a.get("accelerator")).lower()
-    if kind in _NO_SUPPORT:
+    device = str(a.get("accelerator")).lower()
+    if device in _NO_SUPPORT:
         raise ConfigurationError(
-            f"accelerator={a['accelerator']!r}: {_NO_SUPPORT[kind]} are not supported: use accelerator='gpu'"
+            f"accelerator={a['accelerator']!r}: {_NO_SUPPORT[device]} are not supported: use accelerator='gpu'"
             " or 'cpu', or 'auto' for what is here."
         )
     _choice("accelerator", a.get("accelerator", "auto"), ("auto", "cpu", "gpu", "cuda"))
