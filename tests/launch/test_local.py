@@ -262,6 +262,13 @@ def test_one_log_for_each_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert "ValueError: said" in other
 
 
+def test_the_agents_log_has_its_messages_and_none_of_a_fault_that_is_none(tmp_path: Path) -> None:
+    values = launch(add, {"base": 1}, workers=2, log_dir=tmp_path)
+    assert values[0]["sum"] == 3.0
+    said = (tmp_path / "launcher.log").read_text()
+    assert "SUCCEEDED" in said and "Traceback" not in said and "WARNING" not in said
+
+
 def test_torch_says_nothing_and_its_compiler_stays_out(tmp_path: Path) -> None:
     code = (
         "import sys; from tests.launch.test_local import *; from tests.launch.test_local import _fail\n"

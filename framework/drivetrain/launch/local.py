@@ -258,6 +258,12 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _tells_something(record: logging.LogRecord) -> bool:
+    """Not that no handler was registered for the signal of no name, which the agent was asked for, see
+    :func:`_environment`."""
+    return not (record.args == ("",) and str(record.msg).startswith("Failed to register signal handler"))
+
+
 @contextmanager
 def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
     """Elastic's own account of a failure fills a screen, and torch's formatter imports its compiler for the first line
@@ -265,6 +271,7 @@ def _quiet_elastic(log_dir: Path | None) -> Iterator[None]:
     handler: logging.Handler = logging.NullHandler()
     if log_dir is not None:
         handler = logging.FileHandler(log_dir / ELASTIC_LOG, delay=True, encoding="utf-8")
+        handler.addFilter(_tells_something)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     changed = []
     for name in ELASTIC_LOGGERS:
