@@ -56,6 +56,7 @@ class Command:
         joined: this process's place, when another launcher started it.
         outcomes: how the jobs ended so far.
         error: what ended the only job.
+        told: hints that were shown, which a sweep does not repeat.
     """
 
     options: list[str]
@@ -63,6 +64,7 @@ class Command:
     joined: Job | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     error: Exception | None = None
+    told: set[str] = field(default_factory=set)
 
     @property
     def overrides(self) -> list[str]:
@@ -221,7 +223,7 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
         command.outcomes.append(outcome)
         try:
             asked = request or resume.found(check(config), folder)
-            outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined)
+            outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined, command.told)
         except Interrupted as error:
             raise _Stop(error) from error
         except Exception as error:

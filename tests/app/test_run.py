@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+import drivetrain
 from drivetrain import app, compare
 from drivetrain.cli import worker
+from drivetrain.cli.hints import in_plain_lines
 from drivetrain.cli.options import TrainerOptions
 from drivetrain.cli.request import Request
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.trainer import Trainer
 from tests.patience import LIMIT
 
@@ -258,3 +261,27 @@ def test_an_error_that_nobody_can_be_told_has_its_exit_code() -> None:
             done = subprocess.run(words, stdout=output, stderr=output, env=environment, timeout=LIMIT, check=False)
         codes.append(done.returncode)
     assert codes[0] == codes[1] == ConfigurationError.exit_code
+
+
+def test_a_hint_is_one_line_and_not_repeated_in_a_sweep(
+    tiny: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny, "strategy=ddp", "devices=2", "trainer.log_every_n_steps=99", "seed=1,2"]
+    assert app.run(["-m", *words, f"hydra.sweep.dir={tmp_path}/both"]) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "log_every_n_steps" in line and "#" not in line]
+    assert len(said) == 1 and said[0].startswith("warning: log_every_n_steps=99 is more than the 3 batches")
+    assert not any("hints" in json.loads(file.read_text()) for file in tmp_path.glob("both/*/run.json"))
+
+
+def test_a_warning_of_a_project_keeps_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings(record=True) as as_python_shows_it, in_plain_lines(["told before"]) as hints:
+        warnings.simplefilter("always")
+        for text in ("told before", "new", "new"):
+            warnings.warn_explicit(text, PossibleUserWarning, drivetrain.__file__, 1)
+        warnings.warn_explicit("meant", UserWarning, drivetrain.__file__, 2)
+        warnings.warn_explicit("its own", UserWarning, "project.py", 7)
+    assert hints == ["new"]
+    assert capsys.readouterr().err.splitlines() == ["warning: new", "warning: meant"]
+    assert [(str(found.message), found.filename, found.lineno) for found in as_python_shows_it] == [
+        ("its own", "project.py", 7)
+    ]

@@ -22,7 +22,9 @@ from drivetrain.launch.job import Job
 LOGS = "logs"
 
 
-def execute(request: Request, folder: Path, recipe: str, joined: Job | None = None) -> dict[str, Any]:
+def execute(
+    request: Request, folder: Path, recipe: str, joined: Job | None = None, told: set[str] | None = None
+) -> dict[str, Any]:
     """Run ``request`` in ``folder`` and return its record, which also lies there as ``run.json`` (rank 0).
 
     Args:
@@ -30,6 +32,7 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
         folder: the run folder, which exists.
         recipe: the choice of the group ``recipe``, for the record.
         joined: this process's place, when it is itself a worker.
+        told: hints of the sweep's earlier jobs, which are not repeated; this one's are added.
 
     Raises:
         DrivetrainError: the run failed; the record says so too.
@@ -46,11 +49,16 @@ def execute(request: Request, folder: Path, recipe: str, joined: Job | None = No
     )
     first = joined.rank == 0 if joined else request.job.node_rank == 0
     with held(folder) if first else nullcontext():
-        return _execute(request, folder, blank, joined, first)
+        return _execute(request, folder, blank, joined, first, set() if told is None else told)
 
 
-def _execute(request: Request, folder: Path, blank: dict[str, Any], joined: Job | None, first: bool) -> dict[str, Any]:
-    payload = {"config": request.config, "run_folder": str(folder), "record": blank, "resume_from": request.resume_from}
+def _execute(
+    request: Request, folder: Path, blank: dict[str, Any], joined: Job | None, first: bool, told: set[str]
+) -> dict[str, Any]:
+    payload: dict[str, Any] = {
+        **{"config": request.config, "run_folder": str(folder), "record": blank, "told": sorted(told)},
+        "resume_from": request.resume_from,
+    }
     began = time.perf_counter()
     try:
         summary = _join(joined, request, payload) if joined else _launch(request, payload)
@@ -62,7 +70,8 @@ def _execute(request: Request, folder: Path, blank: dict[str, Any], joined: Job 
         if first:
             _close(folder, blank, "failed", _sentence(error), began)
         raise
-    result = {**blank, **summary}
+    told.update(summary.get("hints", ()))
+    result = {**blank, **{name: value for name, value in summary.items() if name != "hints"}}
     if first:
         record.write(folder, result)
     return result

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain import record, registry
+from drivetrain.cli.hints import in_plain_lines
 from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.cli.resume import CHECKPOINTS
@@ -40,8 +41,14 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     """Run ``payload["config"]`` (plain containers) in ``payload["run_folder"]``.
 
     Returns:
-        Plain data for ``run.json``: the Trainer's summary with ``status``; the same on every rank.
+        Plain data for ``run.json``: the Trainer's summary with ``status``; the same on every rank. Beside it, as
+        ``"hints"``, what this rank told of.
     """
+    with in_plain_lines(payload.get("told", ())) as hints:
+        return {**_worker(job, payload), "hints": hints}
+
+
+def _worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
     from drivetrain.seeding import seed_everything
 
     config, folder = payload["config"], Path(payload["run_folder"])
