@@ -93,6 +93,19 @@ def evaluation_sources(loaders: Any, **options: Any) -> list[BatchSource]:
     return [BatchSource(loaders, **options)]
 
 
+def shown(loaders: Any, sources: list[BatchSource]) -> Any:
+    """``loaders`` of an evaluation as hooks see them: each as it is dealt out to this rank, in the nesting that they
+    were given in."""
+    each = [one.shown for source in sources for one in source.at_once or [source]]
+    if isinstance(loaders, CombinedLoader):
+        return loaders.rebuilt(each)
+    if all(one.shown is one.loader for source in sources for one in source.at_once or [source]):
+        return loaders
+    if isinstance(loaders, Mapping):
+        return dict(zip(loaders, each, strict=True))
+    return each if _holds_loaders(loaders) else each[0]
+
+
 def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
     parts = AtOnce(combined, options)
     made = BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True, "numbers": False})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, cast
 
 from torch.utils.data import (
     BatchSampler,
@@ -10,6 +11,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
 )
 
@@ -20,13 +22,7 @@ def in_order(loader: Any) -> Any:
         return loader
     if isinstance(loader.sampler, SequentialSampler):
         return loader
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
-        generator=loader.generator,
-        **reading_options(loader),
-    )
+    return with_sampler(loader, SequentialSampler(cast(Any, loader.dataset)))
 
 
 def dealt_to_one(loader: Any, seed: int, training: bool) -> Any:
@@ -38,24 +34,43 @@ def dealt_to_one(loader: Any, seed: int, training: bool) -> Any:
         return loader
     if isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
         return loader
-    sampler, dataset = batches.sampler, loader.dataset
+    sampler = batches.sampler
     if type(sampler) is RandomSampler:
         if sampler.replacement or sampler.num_samples != len(sampler.data_source):
             return loader
     elif type(sampler) is not SequentialSampler or not training:
         return loader
     own = getattr(sampler, "generator", None)
-    order: DistributedSampler[Any] = DistributedSampler(
-        dataset, num_replicas=1, rank=0, seed=seed if own is None else own.initial_seed()
+    return dealt_to(loader, 1, 0, True, seed if own is None else own.initial_seed())
+
+
+def is_dealt(loader: Any) -> bool:
+    """Whether ``loader`` is one whose samples are dealt out: of a data set with a length, whole or once each in any
+    order. One that has a ``DistributedSampler`` of the project's shows the rank's part already."""
+    batches = getattr(loader, "batch_sampler", None)
+    if not isinstance(loader, DataLoader) or type(batches) is not BatchSampler:
+        return False
+    sampler, samples = batches.sampler, len(cast(Any, loader.dataset))
+    whole = type(sampler) is SequentialSampler
+    return whole or (type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == samples)
+
+
+def dealt_to(loader: DataLoader[Any], ranks: int, rank: int, shuffle: bool, seed: int) -> DataLoader[Any]:
+    """``loader`` as a ``DistributedSampler`` deals its samples out to one rank: its length is the rank's, and the last
+    round is filled up with the first samples."""
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        loader.dataset, num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed
     )
-    return DataLoader(
-        dataset,
-        batch_size=batches.batch_size,
-        drop_last=batches.drop_last,
-        sampler=order,
-        generator=loader.generator,
-        **reading_options(loader),
-    )
+    return with_sampler(loader, sampler)
+
+
+def with_sampler(loader: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[Any]:
+    """A loader of the same class and attributes that reads, in batches of the same size, what ``sampler`` says."""
+    found = copy.copy(loader)
+    batches = BatchSampler(sampler, cast(int, loader.batch_size), loader.drop_last)
+    # DataLoader refuses to have these set after its __init__, since an iterator may be there; a copy has none.
+    vars(found).update(sampler=sampler, batch_sampler=batches, _iterator=None)
+    return found
 
 
 def reading_options(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
-from drivetrain.loaders import dealt_to_one, reading_options
+from drivetrain.loaders import dealt_to, dealt_to_one, is_dealt, reading_options
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
@@ -101,6 +101,7 @@ class BatchSource:
         self.epoch = 0
         self._sampler: ShardedBatches | None = None
         self._order: EpochOrder | None = None
+        self._shown: DataLoader[Any] | None = None
         self.reader: Any = loader
         self.stream = True
         self._batches: Any = loader
@@ -210,6 +211,8 @@ class BatchSource:
             self._order.epoch = epoch
         if self._sampler is not None:
             self._sampler.epoch = epoch
+        if self._shown is not None:
+            self._shown.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         batches = getattr(self.loader, "batch_sampler", None)
         owners: list[Any] = [getattr(self.loader, "sampler", None), getattr(batches, "sampler", None)]
         if self._tells_all:
@@ -330,8 +333,20 @@ class BatchSource:
 
     @property
     def given(self) -> Any:
-        """What this source was made of, as the project gave it."""
-        return self.loader if self.combined is None else self.combined.iterables
+        """What this source was made of, as the project gave it, or as it is dealt out to this rank."""
+        return self.shown if self.combined is None else self.combined.rebuilt([one.shown for one in self.at_once])
+
+    @property
+    def shown(self) -> Any:
+        """The loader as hooks see it: as a ``DistributedSampler`` deals it out to this rank, where that is meant."""
+        dealt = self._as_sampler and self.mode == "per_process" and self._order is not None
+        if not dealt or not is_dealt(self.loader):
+            return self.loader
+        if self._shown is None:
+            assert self._order is not None
+            self._shown = dealt_to(self.loader, self.shard.size, self.shard.rank, self._order.shuffle, self._order.seed)
+            self._shown.sampler.set_epoch(self.epoch)  # type: ignore[attr-defined]
+        return self._shown
 
     @property
     def counted(self) -> bool:

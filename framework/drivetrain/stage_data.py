@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import worker_seeds
-from drivetrain.combined_source import evaluation_sources, training_source
+from drivetrain.combined_source import evaluation_sources, shown, training_source
 from drivetrain.data_hooks import DataHooks
 from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.loops.evaluate import EvaluateLoop, empty
@@ -41,9 +41,10 @@ def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]
     made = loader_of(request, which)
     loaders = made() if callable(made) and not hasattr(made, "__iter__") else made
     worker_seeds.add_to(loaders, trainer.global_rank)
+    found = sources_of(trainer, loaders, which, trainer.limits[which], trainer.use_distributed_sampler)
     if which != "train":
-        trainer._given[which] = loaders
-    return sources_of(trainer, loaders, which, trainer.limits[which], trainer.use_distributed_sampler)
+        trainer._given[which] = shown(loaders, found)
+    return found
 
 
 def sources_of(

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from drivetrain import stage_data, states
 from drivetrain.callback import Callback
 from drivetrain.checkpoint.io import CheckpointIO
-from drivetrain.combined import CombinedLoader
 from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import signals
@@ -313,7 +312,8 @@ class TrainerState(Configuration):
 
     @property
     def train_dataloader(self) -> Any:
-        """What the module, data module or caller gave to train on: a loader, or several in their nesting."""
+        """What the module, data module or caller gave to train on, or as it is dealt out to this rank: a loader, or
+        several in their nesting."""
         return None if self.train_source is None else self.train_source.given
 
     @property
@@ -329,9 +329,9 @@ class TrainerState(Configuration):
         return self._given_of("predict")
 
     def _given_of(self, which: str) -> Any:
-        """Evaluation loaders as the project gave them; of a CombinedLoader what it was made of."""
-        given = self._given.get(which)
-        return given.iterables if isinstance(given, CombinedLoader) else given
+        """Evaluation loaders as the project gave them, or as they are dealt out to this rank; of a CombinedLoader what
+        it was made of."""
+        return self._given.get(which)
 
     @property
     def limits(self) -> dict[str, int | float | None]:

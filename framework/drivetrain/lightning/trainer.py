@@ -61,6 +61,12 @@ def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
 _ELSEWHERE = set(inspect.signature(drivetrain.trainer.Trainer.__init__).parameters) - {"self"}
 
 
+class Results:
+    """What is read of ``trainer._results``."""
+
+    DATALOADER_SUFFIX = "/dataloader_idx_{}"
+
+
 class Trainer(drivetrain.trainer.Trainer):
     """Takes every argument of Lightning 2.6's Trainer, with its defaults and meanings, and drivetrain's own besides
     (``compression``, ``seed``, ``batch``, ``nonfinite``, ``compile``, ...; see :class:`drivetrain.Trainer`).
@@ -199,6 +205,11 @@ class Trainer(drivetrain.trainer.Trainer):
         if request.stage == "fit":
             self._settle_limits()
         return super()._run(request)
+
+    @property
+    def _results(self) -> Results | None:
+        """What projects read of Lightning's results, while a stage runs: how a name says which loader it is of."""
+        return Results() if self.status == "running" else None
 
     def take_callback(self, callback: Callback) -> Callback:
         return super().take_callback(as_ours(callback, Callback))
