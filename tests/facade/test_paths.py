@@ -79,3 +79,21 @@ def test_an_address(what: str, use: Callable[[str], Any], home: Path) -> None:
 def test_an_address_to_read_from() -> None:
     with pytest.raises(CheckpointError, match=r"^s3://bucket/x.* is an address, not a file: download it"):
         BoringModel.load_from_checkpoint("s3://bucket/x.ckpt")
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_address_that_a_logger_names_later_is_refused_before_workers_start(
+    kind: Any, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Elsewhere(kind):  # type: ignore[misc]
+        save_dir = "s3://bucket/runs"
+
+    def start(*args: Any, **options: Any) -> None:
+        raise AssertionError("workers were started")
+
+    monkeypatch.setattr("drivetrain.handover.launch", start)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="save_dir='s3://bucket/runs' is an address, and what a run leaves"):
+        fitted(logger=Elsewhere(tmp_path), devices=devices, strategy="ddp")
+    assert list(tmp_path.iterdir()) == []

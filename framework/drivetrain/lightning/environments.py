@@ -191,11 +191,17 @@ class SLURMEnvironment(_OfJob):
     def given(self) -> None:
         super().given()
         if self.auto_requeue:
-            warnings.warn(
-                "SLURMEnvironment(auto_requeue=True): a run that SLURM stops saves a checkpoint and is not put back"
-                " into the queue: give auto_requeue=False, and use sbatch --requeue with fit(ckpt_path='auto').",
-                stacklevel=5,
-            )
+            tell_of_no_requeueing("SLURMEnvironment(auto_requeue=True)")
+
+
+def tell_of_no_requeueing(place: str) -> None:
+    """Say what Lightning would do in a job of SLURM's, and is not done here."""
+    warnings.warn(
+        f"{place}: a run that SLURM stops by SIGTERM saves a checkpoint and is not put back into the queue, and SIGUSR1"
+        " is not listened to: give plugins=[SLURMEnvironment(auto_requeue=False)], and use sbatch --requeue"
+        " --signal=TERM@90 with fit(ckpt_path='auto').",
+        stacklevel=5,
+    )
 
 
 class LightningEnvironment(_OfJob):

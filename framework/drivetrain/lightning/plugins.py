@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from drivetrain.lightning.environments import LightningEnvironment as LightningE
 from drivetrain.lightning.environments import MPIEnvironment as MPIEnvironment
 from drivetrain.lightning.environments import SLURMEnvironment as SLURMEnvironment
 from drivetrain.lightning.environments import TorchElasticEnvironment as TorchElasticEnvironment
+from drivetrain.lightning.environments import tell_of_no_requeueing
 from drivetrain.precision import Precision as Precision
 
 __path__: list[str] = []
@@ -81,6 +83,10 @@ def meant_by(plugins: Any, precision: Any, checkpoint_io: CheckpointIO | None = 
                 f"plugins: {type(plugin).__name__} is no Precision, no CheckpointIO and no ClusterEnvironment, the"
                 " plugins that a Trainer takes here: leave it out; sync_batchnorm=True synchronises BatchNorm."
             )
+    in_slurm = SLURMEnvironment.detect() and SLURMEnvironment.job_id() is not None and "SLURM_NTASKS" in os.environ
+    first = os.environ.get("SLURM_PROCID", "0") == "0"
+    if in_slurm and first and not any(isinstance(plugin, ClusterEnvironment) for plugin in given):
+        tell_of_no_requeueing("in a job of SLURM's")
     precisions = [plugin for plugin in given if isinstance(plugin, Precision)]
     writers = [plugin for plugin in given if isinstance(plugin, CheckpointIO)]
     if len(precisions) > 1 or (precisions and precision is not None):

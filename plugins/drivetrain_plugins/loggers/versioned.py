@@ -64,6 +64,7 @@ class VersionedLogger(Logger):
     @property
     def root_dir(self) -> str:
         """Parent of all versions."""
+        local_path(self.save_dir, "save_dir")  # a subclass may name another one, and workers would be the first to see
         return os.path.join(self.save_dir, self.name)
 
     @property
