@@ -38,7 +38,7 @@ def nothing(tensor: torch.Tensor) -> None:
 
 
 # -- message by message ---------------------------------------------------------------------------------------------
-_SEND, _RECEIVE, _RECEIVE_ASIDE, _WAIT, _FIRST, _SECOND = range(6)
+_SEND, _RECEIVE, _RECEIVE_ASIDE, _WAIT, _COPY, _FIRST, _SECOND = range(7)
 
 
 def program_plan(program: Program, rank: int, group: dist.ProcessGroup, like: torch.Tensor, op: str) -> Plan:
@@ -62,6 +62,8 @@ def program_plan(program: Program, rank: int, group: dist.ProcessGroup, like: to
             # Both sides of an exchange take the lower rank's value first: which zero or NaN comes out of a minimum
             # depends on the order, and all ranks are to end with the same bits.
             code = _FIRST if rank < peers[slot] else _SECOND
+        elif action == "copy":
+            code = _COPY
         steps.append((code, place, slot, peer, SCHEDULE_TAGS + tag, asides.get(slot, scratch)))
     cuts, numel, slots = list(spans), like.numel(), program.slots
 
@@ -78,10 +80,10 @@ def program_plan(program: Program, rank: int, group: dist.ProcessGroup, like: to
                 handles[slot] = receive([aside], peer, tag)
             elif code == _RECEIVE:
                 handles[slot] = receive([views[place]], peer, tag)
-            elif code == _FIRST:
-                combine(views[place], aside, out=views[place])
+            elif code == _COPY:
+                views[place].copy_(aside)
             else:
-                combine(aside, views[place], out=views[place])
+                _combine(combine, views[place], aside, code == _FIRST)
 
     return plan
 
@@ -113,6 +115,8 @@ def shared_plan(program: Program, rank: int, memory: SharedMemory, like: torch.T
             if waiting == slot:
                 steps.pop()
                 code = _TAKE_FIRST if code == _FIRST else _TAKE_SECOND
+        elif action == "copy":
+            code = _COPY
         waiting = slot if action == "wait_receive" else None
         steps.append((code, place, slot, links[peers[slot]], asides.get(slot, scratch)))
     cuts, slots = list(spans), program.slots
@@ -136,6 +140,8 @@ def shared_plan(program: Program, rank: int, memory: SharedMemory, like: torch.T
                     memory.progress(done)
                     if not done[slot]:
                         memory.wait(link)
+            elif code == _COPY:
+                views[place].copy_(aside)
             elif code in (_FIRST, _SECOND):
                 _combine(combine, views[place], aside, code == _FIRST)
             else:

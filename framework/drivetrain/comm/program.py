@@ -70,14 +70,15 @@ def _merged(messages: Messages, peers: list[int], numel: int, chunks: int) -> tu
 # Segments received and not yet added, at most, where the schedule allows it.
 WINDOW = 3
 
-Action = Literal["send", "receive", "wait_send", "wait_receive", "add"]
+Action = Literal["send", "receive", "wait_send", "wait_receive", "add", "copy"]
 
 
 class Instruction(NamedTuple):
-    """One action on ``span``.
+    """One action on ``span``; ``add`` and ``copy`` take what was received aside.
 
-    ``slot`` numbers the segment's handle. ``scratch`` is where a segment that will be added is received, an offset
-    into the scratch buffer, and -1 for one received in place. ``tag`` is equal on both sides of a message.
+    ``slot`` numbers the segment's handle. ``scratch`` is where a segment is received that will be added, or whose place
+    is still to be sent: an offset into the scratch buffer; -1 for one received in place. ``tag`` is equal on both sides
+    of a message.
     """
 
     action: Action
@@ -96,6 +97,7 @@ class _Flight:
     slot: int
     round: int
     scratch: int = -1
+    op: Op = "copy"
 
 
 @dataclass
@@ -139,30 +141,28 @@ class _Compiler:
         return self.program
 
     def _round(self, number: int, exchange: Exchange) -> None:
-        sends = self._segments(exchange.sends)
-        deferred: list[Message] = []
-        for index, (out, into) in enumerate(zip_longest(sends, self._segments(exchange.receives))):
-            if into is not None and into.op == "add":
-                self._receive(into, number, self._place(into, number, sends[index:]))
+        sends, receives = self._segments(exchange.sends), self._segments(exchange.receives)
+        # With one peer either way, a message has the same place in the peer's round as in this one.
+        alone = all(len({message.peer for message in way}) <= 1 for way in exchange)
+        for index, (out, into) in enumerate(zip_longest(sends, receives)):
+            # What is sent in a round is the value before the round: never overwrite what is sent in it.
+            aside = into is not None and (into.op == "add" or any(into.span.overlaps(m.span) for m in exchange.sends))
+            if into is not None and aside:
+                self._receive(into, number, self._place(into, number, sends[index:], alone))
             if out is not None:
                 self._send(out, number)
-            if into is not None and into.op == "copy":
-                # What is sent in a round is the value before the round: never overwrite what is still to be sent.
-                if any(into.span.overlaps(later.span) for later in sends[index + 1 :]):
-                    deferred.append(into)
-                else:
-                    self._receive(into, number)
-        for into in deferred:
-            self._receive(into, number)
+            if into is not None and not aside:
+                self._receive(into, number)
 
-    def _place(self, message: Message, number: int, unsent: list[Message]) -> int:
-        """Where in the scratch buffer to receive; few places in turn stay in the processor's cache."""
+    def _place(self, message: Message, number: int, unsent: list[Message], alone: bool) -> int:
+        """Where in the scratch buffer to receive; few places in turn stay in the processor's cache. What came in this
+        round is waited for only where its sender need not have got further in the round than this rank: ``alone``."""
         size = message.span.stop - message.span.start
         place = self._free_place(size)
         if place is None and len(self.places) >= WINDOW:
             for flight in [f for f in self.receiving if f.scratch >= 0]:
                 # As above: what this round still has to send must not be added to before.
-                if flight.round < number or not any(flight.span.overlaps(later.span) for later in unsent):
+                if flight.round < number or (alone and not any(flight.span.overlaps(m.span) for m in unsent)):
                     self._finish(flight)
                     place = self._free_place(size)
                     break
@@ -200,7 +200,7 @@ class _Compiler:
             self._free(message.span)
         slot, tag = self._slot("receive", message.peer)
         self.program.instructions.append(Instruction("receive", message.span, slot, message.peer, tag, scratch=scratch))
-        self.receiving.append(_Flight(message.span, slot, number, scratch))
+        self.receiving.append(_Flight(message.span, slot, number, scratch, message.op))
 
     def _finish(self, flight: _Flight) -> None:
         # Sums of one element are taken in the order of the rounds.
@@ -210,7 +210,7 @@ class _Compiler:
         self.program.instructions.append(Instruction("wait_receive", flight.span, flight.slot))
         if flight.scratch >= 0:
             self._free(flight.span)
-            self.program.instructions.append(Instruction("add", flight.span, flight.slot, scratch=flight.scratch))
+            self.program.instructions.append(Instruction(flight.op, flight.span, flight.slot, scratch=flight.scratch))
 
     def _free(self, span: Span) -> None:
         for flight in [f for f in self.sending if f.span.overlaps(span)]:
