@@ -63,6 +63,7 @@ class Meanings:
             ``"trainer"``.
         shows_version: whether the progress bar shows the loggers' version.
         opens_loggers: whether each stage begins with the loggers' experiments, whatever is written to them.
+        lone_group: whether a distributed strategy has its process group with one worker, too.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
     """
 
@@ -95,6 +96,7 @@ class Meanings:
     logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
     opens_loggers: bool = False
+    lone_group: bool = False
     default_hp_metric: bool = False
     results: str = "bar"
     shows_version: bool = False
@@ -131,6 +133,7 @@ LIGHTNING = Meanings(
     logger="lightning_tensorboard",
     log_folder="lightning_logs",
     opens_loggers=True,
+    lone_group=True,
     default_hp_metric=True,
     results="trainer",
     shows_version=True,

@@ -31,7 +31,7 @@ from drivetrain.errors import (
 )
 from drivetrain.hooks import Hooks
 from drivetrain.late_import import drawing_nothing
-from drivetrain.launch import Job, signals
+from drivetrain.launch import Job, destroy_process_group, init_group_of_one, signals
 from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
 from drivetrain.loops.fit import FitLoop
 from drivetrain.optimizer import needs_closure, parse_configuration
@@ -55,9 +55,10 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             if trainer.meanings.starts == "seed" and trainer.strategy_name != "single":
                 seeding.start_anew()
             trainer.connect(job)
-            _attach(trainer, request)
-            with profiled(trainer):
-                return _stage(trainer, request)
+            with _group_of_one(trainer, job):
+                _attach(trainer, request)
+                with profiled(trainer):
+                    return _stage(trainer, request)
         except BaseException as error:
             if trainer.hooks is not None and trainer.hooks.current:
                 note_place(error, f"in {trainer.hooks.current}, step {trainer.global_step}")
@@ -76,6 +77,19 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             for callback in trainer.callbacks:
                 callback._logs_to = None
             trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
+
+
+@contextmanager
+def _group_of_one(trainer: Trainer, job: Job) -> Iterator[None]:
+    """While a stage lasts, the process group of a distributed strategy that has one worker: what a project calls of
+    ``torch.distributed`` for several works for one."""
+    wanted = trainer.meanings.lone_group and trainer.strategy_name != "single" and job.world_size == 1
+    made = wanted and init_group_of_one(job, trainer.strategy.device)
+    try:
+        yield
+    finally:
+        if made:
+            destroy_process_group()
 
 
 def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:

@@ -3,7 +3,7 @@
 from drivetrain.launch.environment import current_job, detect, set_current_job
 from drivetrain.launch.job import Job
 from drivetrain.launch.local import launch
-from drivetrain.launch.rendezvous import destroy_process_group, init_process_group, job_store
+from drivetrain.launch.rendezvous import destroy_process_group, init_group_of_one, init_process_group, job_store
 from drivetrain.launch.signals import handling, pending
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "destroy_process_group",
     "detect",
     "handling",
+    "init_group_of_one",
     "init_process_group",
     "job_store",
     "launch",

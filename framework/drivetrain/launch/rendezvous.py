@@ -96,6 +96,19 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         raise
 
 
+def init_group_of_one(job: Job, device: torch.device) -> bool:
+    """Make the default process group of a job of one worker, for code that asks and calls ``torch.distributed``; False
+    where there is one already. It needs no port: its store is in this process."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or dist.is_initialized():
+        return False
+    _choose_interface(job)
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(job.backend, store=dist.HashStore(), rank=0, world_size=1, device_id=bound)
+    return True
+
+
 def destroy_process_group(*, failed: bool = False) -> None:
     """Take down all groups of this process; without a group nothing happens. Returns within seconds whatever others do.
 
