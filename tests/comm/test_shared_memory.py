@@ -17,7 +17,7 @@ import torch
 from drivetrain.comm import meeting
 from drivetrain.comm.communicator import CollectiveFailed, Communicator
 from drivetrain.comm.execute import Executor
-from drivetrain.comm.schedules import chain, ring
+from drivetrain.comm.schedules import chain, recursive_doubling, ring
 from drivetrain.comm.shared_memory import SLOT_BYTES, SLOTS
 from tests.patience import SOON
 
@@ -128,6 +128,44 @@ def test_patience_ends() -> None:
     assert "rank 0 lost rank 1 of group 'hasty' (timed out after 1 s)" in said
 
 
+def too_late(comm: Communicator) -> tuple[str, str]:
+    """The first rank gives up and goes on; what the late one finds in its slots is of what failed."""
+    patient = Communicator(comm.group, label="hasty", timeout=timedelta(seconds=1))
+    assert summed(patient)
+    if comm.rank == 1:
+        time.sleep(2)
+    said = []
+    for value in (1.0, 10.0):
+        with pytest.raises(CollectiveFailed) as error:
+            Executor(ring(2), patient)(torch.full((5,), value))
+        said.append(str(error.value))
+    return said[0], said[1]
+
+
+def test_what_failed_is_not_taken_for_what_follows() -> None:
+    (first, again), (late, _) = ranks.run(too_late, 2)
+    assert "timed out" in first and "make a new group" in again and "lost rank 0" in late
+
+
+def of_any_mode(comm: Communicator) -> None:
+    """Values travel of tensors with and without a history, and of those made for inference, whatever came first."""
+    own = comm.sub(range(2), "own")
+    assert own is not None
+    for schedule in (recursive_doubling(2), chain(2, "broadcast")):
+        executor = Executor(schedule, own)
+        with torch.inference_mode():
+            made = executor(torch.ones(LONG))
+        leaf = torch.ones(LONG, requires_grad=True)
+        for tensor in (torch.ones(LONG), made, leaf, leaf * 1):
+            executor(tensor)
+        assert bool((leaf == made / (2 if schedule.kind == "all_reduce" else 1)).all())
+    assert own.links is not None and own.links.links[1 - comm.rank].outgoing.grad_fn is None
+
+
+def test_values_travel_in_any_mode() -> None:
+    ranks.run(of_any_mode, 2)
+
+
 def aborted(comm: Communicator) -> tuple[str, float]:
     own = comm.sub(range(comm.world_size), "own")
     assert own is not None and summed(own)
@@ -149,12 +187,13 @@ def test_who_waits_can_be_woken() -> None:
 
 # -- what is left ---------------------------------------------------------------------------------------------------
 def opened(comm: Communicator) -> tuple[int, int, int]:
-    """Files that are open before, while and after a communicator shares memory."""
+    """Files that are open before, while and after a communicator shares memory, which knows executors of its own."""
     own = comm.sub(range(comm.world_size), "own")
     assert own is not None
     own.all_reduce(torch.ones(1), algorithm="native")
     before = len(os.listdir("/proc/self/fd"))
     assert summed(own)
+    own.all_reduce(torch.ones(5), algorithm="tree")
     between = len(os.listdir("/proc/self/fd"))
     del own
     gc.collect()

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,9 @@ from drivetrain.comm.reduction import ReduceOp
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.shared_memory import SharedMemory
 from drivetrain.comm.statistics import Statistics
+
+if TYPE_CHECKING:
+    from drivetrain.comm.execute import Executor
 
 __all__ = ["ByHost", "CollectiveFailed", "CommunicationError", "Communicator", "Handle", "PeerLost", "ReduceOp"]
 
@@ -82,6 +85,7 @@ class Communicator:
         self.last_source: int | None = None
         self.barriers = 0
         self.links: SharedMemory | None = None  # where schedules send through memory
+        self.executors: dict[tuple[int, str], Executor] = {}  # kept here, they end with this object, which they know
         self.thread_blocks = 0  # that were asked of NCCL for each operation of the group
         self._schedules: dict[str, Schedule] = {}
 

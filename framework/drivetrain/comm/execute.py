@@ -213,19 +213,15 @@ def shared(communicator: Communicator) -> SharedMemory | None:
     return communicator.links
 
 
-_executors: WeakKeyDictionary[Communicator, dict[tuple[int, str], Executor]] = WeakKeyDictionary()
-
-
 def run(schedule: Schedule, tensor: torch.Tensor, communicator: Communicator, op: str = "sum") -> torch.Tensor:
     """Replace the flat contiguous ``tensor`` by its sum (or what ``op`` says) over all ranks as ``schedule`` says;
     returns it.
 
     Keeps an :class:`Executor` per communicator, schedule object and op. Raises as :class:`Executor` and its call do.
     """
-    executors = _executors.setdefault(communicator, {})
     # By identity: hashing a schedule costs more than a small message. The executor keeps the schedule alive.
     key = id(schedule), op
-    executor = executors.get(key)
+    executor = communicator.executors.get(key)
     if executor is None:
-        executor = executors[key] = Executor(schedule, communicator, op=op)
+        executor = communicator.executors[key] = Executor(schedule, communicator, op=op)
     return executor(tensor)

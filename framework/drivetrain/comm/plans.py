@@ -158,12 +158,14 @@ def shared_plan(program: Program, rank: int, memory: SharedMemory, like: torch.T
                     link.receives.popleft()
                     link.release()
 
+    # Of any tensor, also one with a gradient's history or made for inference, only the values travel.
+    @torch.inference_mode()
     def plan(tensor: torch.Tensor) -> None:
+        memory.require_whole()
         try:
             run(tensor)
         except BaseException:
-            for link in links.values():
-                link.forget()  # what was under way holds the caller's tensor
+            memory.fail()
             raise
 
     return plan

@@ -88,11 +88,6 @@ class Link:
         """Whether the peer is gone and something was still to go there or to come from there."""
         return self.closed and bool(self.sends or (self.receives and not self.arrived))
 
-    def forget(self) -> None:
-        """Nothing is under way any more: an operation failed."""
-        self.sends.clear()
-        self.receives.clear()
-
 
 class SharedMemory:
     """This rank's links, by peer; they belong to one thread.
@@ -153,7 +148,22 @@ class SharedMemory:
     def _lost(self, link: Link, error: Exception) -> CollectiveFailed:
         return CollectiveFailed(str(lost(self.rank, link.peer, self.label, error)))
 
+    def require_whole(self) -> None:
+        """Raise CollectiveFailed where the links were broken on purpose: messages of what failed then may lie there."""
+        if self._aborted:
+            raise CollectiveFailed(
+                f"rank {self.rank} of group {self.label!r} has broken its connections, as an operation failed or the "
+                "group was aborted: make a new group."
+            )
+
     # -- the end ------------------------------------------------------------------------------------------------
+    def fail(self) -> None:
+        """An operation failed midway: what it left in the slots is nobody's, so the links are of no more use."""
+        self.abort()
+        for link in self.links.values():  # what was under way holds the caller's tensor
+            link.sends.clear()
+            link.receives.clear()
+
     def abort(self) -> None:
         """Wake whoever waits here with an error, from any thread; the peers see a closed connection."""
         self._aborted = True
