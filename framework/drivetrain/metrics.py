@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.errors import MetricError, TrainingError
+from drivetrain.errors import MetricError, PossibleUserWarning, TrainingError
 from drivetrain.metric_entries import BATCH_HOOKS, Entry, declared, joined
 from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange
 
@@ -58,6 +59,18 @@ class Metrics:
         self.fraction = 1.0  # of that batch's samples, where a strategy calls the step for pieces of it
         self.joined: int | None = None  # the number of the step that all batches at hand belong to (a round)
         self.several_loaders = False
+        self._told: set[str] = set()
+
+    def _tell_of_own_values(self, name: str) -> None:
+        """Of an epoch's value that is each rank's own, where there are several: once."""
+        if self.communicator.world_size > 1 and name not in self._told:
+            self._told.add(name)
+            rank_zero_warn(
+                f"self.log({name!r}, ...) gives each rank a value of its own for the epoch: with sync_dist=True it is"
+                " the mean over all.",
+                category=PossibleUserWarning,
+                stacklevel=5,
+            )
 
     # -- collecting ---------------------------------------------------------------------------------------------
     def log(
@@ -73,6 +86,7 @@ class Metrics:
         add_dataloader_idx: bool,
         batch_size: int | None,
         sync_dist: bool = False,
+        meant_for_one: bool = False,
     ) -> None:
         hook = self.current_hook()
         batch = self.batch
@@ -87,6 +101,8 @@ class Metrics:
             entry.given = given
             entry.over_ranks = self.over_ranks or sync_dist
             entry.at = batch.loader if self.several_loaders and batch is not None else None
+            if entry.on_epoch and entry.metric is None and not (entry.over_ranks or meant_for_one):
+                self._tell_of_own_values(name)
         elif entry.given != given:
             if entry.given:
                 raise MetricError(

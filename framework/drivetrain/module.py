@@ -251,6 +251,7 @@ class TrainModule(HyperparametersMixin, DataHooks, nn.Module):
             add_dataloader_idx=add_dataloader_idx,
             batch_size=batch_size,
             sync_dist=sync_dist,
+            meant_for_one=rank_zero_only,
         )
 
     def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:

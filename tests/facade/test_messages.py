@@ -81,6 +81,52 @@ def test_what_callbacks_report_is_seen(devices: int, tmp_path: Path) -> None:
         assert told("lightning.pytorch", True) == ["improved", "best", "saving", "best", "top 1", "top 1"]
 
 
+OF_RANKS = """
+import torch
+import torchmetrics
+import {library} as L
+from {library}.demos.boring_classes import BoringModel
+
+class Module(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).sum()
+        self.log("of a step", loss)
+        self.log("of both", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("own", float(batch_idx))
+        self.log("combined", float(batch_idx), sync_dist=True)
+        self.log("of the first", float(batch_idx), rank_zero_only=True)
+        self.mean(float(batch_idx))
+        self.log("of an object", self.mean)
+
+trainer = L.Trainer(
+    accelerator="cpu", devices={devices}, max_epochs=2, limit_train_batches=1, limit_val_batches=1, logger=False,
+    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, strategy="ddp",
+)
+trainer.fit(Module())
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_ranks_do_not_combine_is_told_once(devices: int, tmp_path: Path) -> None:
+    def told(library: str) -> list[str]:
+        script = tmp_path / f"{library}.py"
+        script.write_text(OF_RANKS.format(library=library, devices=devices))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=True)
+        about = [line.split("self.log(")[1] for line in done.stderr.splitlines() if "sync_dist=True" in line]
+        return sorted(line.split("'")[1] for line in about)
+
+    assert told("drivetrain.lightning") == (["of both", "own"] if devices == 2 else [])
+    if devices == 2:
+        assert told("lightning.pytorch") == ["of both", "of the first", "own"]
+
+
 def test_the_algorithm_of_clipping_is_told_alike() -> None:
     def told(L: Any, algorithm: str | None) -> list[str]:
         found: list[str] = []
