@@ -29,19 +29,45 @@ def dealt_to_one(loader: Any, seed: int, training: bool) -> Any:
     """``loader`` with the order of a ``DistributedSampler`` for one process: what Lightning reads by on one device of a
     distributed strategy. Training data is shuffled, whatever the loader says; other orders of its own (repeated
     draws, a project's sampler) are kept."""
+    drawn = _drawn(loader)
+    return loader if drawn is None or not (drawn or training) else dealt_to(loader, 1, 0, True, _seed(loader, seed))
+
+
+def dealt_by_itself(loader: Any, seed: int, training: bool, ranks: int, rank: int) -> Any:
+    """The same for one of several ranks of a loader that iterates in a way of its own (torchdata's), and so cannot be
+    read by a sampler of ours. What is evaluated is each rank's once, and not filled up."""
+    if _drawn(loader) is None or type(loader).__iter__ is DataLoader.__iter__:
+        return loader
+    if training:
+        return dealt_to(loader, ranks, rank, True, _seed(loader, seed))
+    return with_sampler(loader, cast(Any, range(rank, len(loader.dataset), ranks)))
+
+
+def _drawn(loader: Any) -> bool | None:
+    """Whether ``loader`` reads its data set shuffled; None where it reads it in neither order, once each."""
     batches = getattr(loader, "batch_sampler", None)
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        return loader
-    if isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
-        return loader
-    sampler = batches.sampler
-    if type(sampler) is RandomSampler:
-        if sampler.replacement or sampler.num_samples != len(sampler.data_source):
-            return loader
-    elif type(sampler) is not SequentialSampler or not training:
-        return loader
-    own = getattr(sampler, "generator", None)
-    return dealt_to(loader, 1, 0, True, seed if own is None else own.initial_seed())
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    if not _is_torchs(batches, BatchSampler):
+        return None
+    sampler = cast(Any, batches).sampler
+    if _is_torchs(sampler, RandomSampler):
+        once = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+        return True if once else None
+    return False if _is_torchs(sampler, SequentialSampler) else None
+
+
+def _is_torchs(sampler: Any, kind: type) -> bool:
+    """Whether it is torch's ``kind`` of sampler, or torchdata's, and not a project's."""
+    found = type(sampler)
+    return found.__name__ == kind.__name__ and found.__module__.partition(".")[0] in ("torch", "torchdata")
+
+
+def _seed(loader: Any, seed: int) -> int:
+    sampler = loader.batch_sampler.sampler
+    # torchdata's samplers have always one, which may be another on each rank.
+    own = sampler.generator if type(sampler) is RandomSampler else loader.generator
+    return seed if own is None else own.initial_seed()
 
 
 def is_dealt(loader: Any) -> bool:

@@ -21,7 +21,7 @@ from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
-from drivetrain.loaders import dealt_to, dealt_to_one, is_dealt, reading_options
+from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
@@ -82,6 +82,11 @@ class BatchSource:
         if self.natural and not in_order and reshard and order == "sampler":
             dealt = dealt_to_one(loader, seed, training)
             self._dealer = None if dealt is loader else dealt.sampler
+            loader = dealt
+        elif order == "sampler" and shard.size > 1 and mode == "per_process" and reshard and not (in_order or numbers):
+            dealt = dealt_by_itself(loader, seed, training, shard.size, shard.rank)
+            self._dealer = dealt.sampler if dealt is not loader and training else None
+            own = own or dealt is not loader
             loader = dealt
         self._noted: Noted | None = None
         numbered = numbers and type(loader) is DataLoader and not isinstance(loader.dataset, IterableDataset)
@@ -329,7 +334,7 @@ class BatchSource:
 
     def _seeded(self) -> EpochOrder | DistributedSampler[Any] | None:
         """What draws the order of a ``DistributedSampler`` of the run's seed."""
-        return self._dealer if self.natural or not self._as_sampler else self._order
+        return self._dealer or (self._order if self._as_sampler else None)
 
     @property
     def given(self) -> Any:

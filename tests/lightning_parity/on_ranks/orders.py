@@ -9,6 +9,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
+class OwnWay(DataLoader[Any]):
+    """Iterates in a way of its own, as torchdata's does."""
+
+    def __iter__(self) -> Any:
+        self.begun = True
+        return super().__iter__()
+
+
 def project(L: Any) -> Any:
     class Net(L.LightningModule):
         def __init__(self) -> None:
@@ -36,6 +44,8 @@ def project(L: Any) -> Any:
                 ({"shuffle": False}, {}),
                 ({"shuffle": True, "drop_last": True, "num_workers": 1}, {"reload_dataloaders_every_n_epochs": 1}),
                 ({"shuffle": True}, {"overfit_batches": 2}),
+                ({"shuffle": True, "kind": OwnWay}, {}),
+                ({"shuffle": False, "kind": OwnWay}, {}),
                 ({"shuffle": False}, {"use_distributed_sampler": False}),
             ]
         ):
@@ -44,7 +54,8 @@ def project(L: Any) -> Any:
             trainer = lab.trainer(max_epochs=2, num_sanity_val_steps=0, logger=False, **flags)
             shuffled = "use_distributed_sampler" not in flags  # else each rank draws from its own random numbers
             held_out = DataLoader(data, batch_size=6, shuffle=shuffled)
-            trainer.fit(model, DataLoader(data, batch_size=5, **options), held_out)
+            kind = options.pop("kind", DataLoader)
+            trainer.fit(model, kind(data, batch_size=5, **options), held_out)
             lab.note(f"seen.{number}", model.seen)
             lab.note(f"dealt.{number}", trainer.distributed_sampler_kwargs)
 
