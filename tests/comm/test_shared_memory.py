@@ -81,8 +81,6 @@ def survive(comm: Communicator, folder: Path) -> None:
     with pytest.raises(CollectiveFailed) as error:
         Executor(ring(comm.world_size), comm)(torch.ones(LONG))
     (folder / f"{comm.rank}.txt").write_text(f"{time.monotonic() - began} {error.value}")
-    while len([*folder.glob("*.txt")]) < comm.world_size - 1:  # nobody hears it from one that gave up
-        time.sleep(0.01)
     os._exit(1)
 
 

@@ -24,6 +24,7 @@ SLOT_BYTES = 2**20
 SLOTS = 4
 
 _FILLED, _READ = b"f", b"r"
+_GAVE_UP = 128  # and the rank that was lost; the last word
 
 
 class Link:
@@ -31,6 +32,7 @@ class Link:
 
     Attributes:
         closed: whether the peer's end of the wire is gone; what it had said before counts.
+        culprit: the rank that is lost if this link is: the peer, or the one for whose loss the peer gave up.
         free: slots that may be filled.
         arrived: messages that were not read.
         sends: messages that found no free slot, with their numbers.
@@ -41,6 +43,7 @@ class Link:
         self.peer, self.wire, self.outgoing, self.incoming = peer, wire, outgoing, incoming
         wire.setblocking(False)
         self.closed = False
+        self.culprit = peer
         self.free, self.arrived = SLOTS, 0
         self.sends: deque[tuple[int, torch.Tensor]] = deque()
         self.receives: deque[tuple[int, torch.Tensor]] = deque()
@@ -52,7 +55,7 @@ class Link:
         self.outgoing[start : start + message.nbytes].view(message.dtype).copy_(message)
         self._next_out = (self._next_out + 1) % SLOTS
         self.free -= 1
-        self._say(_FILLED)
+        self.say(_FILLED)
 
     def message(self, like: torch.Tensor) -> torch.Tensor:
         """The oldest message that was not read, of the length and dtype of ``like``, as it lies in its slot."""
@@ -63,9 +66,10 @@ class Link:
         """The oldest message has been read."""
         self._next_in = (self._next_in + 1) % SLOTS
         self.arrived -= 1
-        self._say(_READ)
+        self.say(_READ)
 
-    def _say(self, word: bytes) -> None:
+    def say(self, word: bytes) -> None:
+        """Tell the peer, if it is there."""
         with suppress(OSError):  # it is gone: what it had said before counts, and who waits for more will hear of it
             self.wire.send(word)
 
@@ -78,9 +82,10 @@ class Link:
         except OSError:
             words = b""
         self.closed = not words
-        read = words.count(_READ)
-        self.free += read
-        self.arrived += len(words) - read
+        self.free += words.count(_READ)
+        self.arrived += words.count(_FILLED)
+        if words and words[-1] >= _GAVE_UP:
+            self.culprit = words[-1] - _GAVE_UP
         return bool(words)
 
     @property
@@ -100,6 +105,7 @@ class SharedMemory:
     def __init__(self, rank: int, label: str, links: dict[int, Link], timeout: float) -> None:
         self.rank, self.label, self.links, self.timeout = rank, label, links, timeout
         self._aborted = False
+        self._culprit: int | None = None
         self._bell, self._ringer = socket.socketpair()
         self._by_number = {link.wire.fileno(): link for link in links.values()}
         self._poll = select.poll()
@@ -133,20 +139,21 @@ class SharedMemory:
         while not said:
             for link in self.links.values():
                 if link.broken:
-                    raise self._lost(link, ConnectionError("connection closed by peer"))
+                    raise self._lost(link.culprit, ConnectionError("connection closed by peer"))
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
             if self._aborted:
-                raise self._lost(needed, ConnectionError("the group was aborted"))
+                raise self._lost(needed.peer, ConnectionError("the group was aborted"))
             if not ready:
-                raise self._lost(needed, TimeoutError(f"timed out after {self.timeout:g} s"))
+                raise self._lost(needed.peer, TimeoutError(f"timed out after {self.timeout:g} s"))
             for number, _ in ready:
                 link = self._by_number[number]
                 said = link.hear() or said
                 if link.closed:
                     self._poll.unregister(number)
 
-    def _lost(self, link: Link, error: Exception) -> CollectiveFailed:
-        return CollectiveFailed(str(lost(self.rank, link.peer, self.label, error)))
+    def _lost(self, peer: int, error: Exception) -> CollectiveFailed:
+        self._culprit = peer
+        return CollectiveFailed(str(lost(self.rank, peer, self.label, error)))
 
     def require_whole(self) -> None:
         """Raise CollectiveFailed where the links were broken on purpose: messages of what failed then may lie there."""
@@ -158,7 +165,12 @@ class SharedMemory:
 
     # -- the end ------------------------------------------------------------------------------------------------
     def fail(self) -> None:
-        """An operation failed midway: what it left in the slots is nobody's, so the links are of no more use."""
+        """An operation failed midway: what it left in the slots is nobody's, so the links are of no more use. The peers
+        hear for whose loss, so that they name it and not this rank."""
+        if self._culprit is not None and not self._aborted:
+            for link in self.links.values():
+                if link.peer != self._culprit:
+                    link.say(bytes([_GAVE_UP + self._culprit]))
         self.abort()
         for link in self.links.values():  # what was under way holds the caller's tensor
             link.sends.clear()
