@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -91,6 +92,30 @@ def test_a_death_is_told_at_once(world_size: int, tmp_path: Path) -> None:
     for rank in range(world_size - 1):
         seconds, said = (tmp_path / f"{rank}.txt").read_text().split(" ", 1)
         assert float(seconds) < SOON and f"rank {rank} lost rank {world_size - 1} of group 'world'" in said
+
+
+def linger(told: Path) -> None:
+    until = time.monotonic() + SOON
+    while not told.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def outlived(comm: Communicator, folder: Path) -> None:
+    """A process that the last rank forked, as loaders do, lives on when the rank has died."""
+    assert summed(comm)
+    if comm.rank == 1:
+        multiprocessing.get_context("fork").Process(target=linger, args=(folder / "told",)).start()
+        os._exit(1)
+    began = time.monotonic()
+    with pytest.raises(CollectiveFailed):
+        Executor(ring(2), comm)(torch.ones(5))
+    (folder / "told").write_text(str(time.monotonic() - began))
+
+
+def test_a_death_is_told_while_a_fork_lives(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="died without a result"):
+        ranks.run(outlived, 2, tmp_path)
+    assert float((tmp_path / "told").read_text()) < SOON
 
 
 def a_last_word(comm: Communicator) -> bool:

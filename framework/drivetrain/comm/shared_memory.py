@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
+from multiprocessing.util import register_after_fork
 
 import torch
 
@@ -108,6 +109,8 @@ class SharedMemory:
         self._culprit: int | None = None
         self._bell, self._ringer = socket.socketpair()
         self._by_number = {link.wire.fileno(): link for link in links.values()}
+        # A loader's worker that outlives its rank would keep the peers from seeing that it is gone.
+        register_after_fork(self, SharedMemory.close)
         self._poll = select.poll()
         for number in (*self._by_number, self._bell.fileno()):
             self._poll.register(number, select.POLLIN)
