@@ -16,7 +16,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            print(self.format(record), file=sys.stderr)
+            sys.stderr.write(self.format(record) + "\n")  # at once: another worker may write, too
 
 
 # What callbacks report (verbose=True) is under the plugins' name.
