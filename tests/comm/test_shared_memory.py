@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 
 from drivetrain.comm import meeting
 from drivetrain.comm.communicator import CollectiveFailed, Communicator
@@ -135,20 +136,25 @@ def test_what_was_sent_before_the_end_arrives() -> None:
     assert ranks.run(a_last_word, 2) == [True, True]
 
 
-def late(comm: Communicator) -> str:
-    patient = Communicator(comm.group, label="hasty", timeout=timedelta(seconds=1))
-    assert summed(patient)
+def late(comm: Communicator, of_its_own: bool) -> str:
+    """What a rank is told that waits longer than the communicator, or the group of somebody's own, lets it."""
+    patience = timedelta(seconds=2)
+    hasty = Communicator(comm.group, label="hasty", timeout=patience)
+    if of_its_own:
+        hasty = Communicator(dist.new_group(timeout=patience), label="hasty")
+    assert summed(hasty)
     if comm.rank == 1:
-        time.sleep(3)
+        time.sleep(5)
         return ""
     with pytest.raises(CollectiveFailed) as error:
-        Executor(ring(2), patient)(torch.ones(5))
+        Executor(ring(2), hasty)(torch.ones(5))
     return str(error.value)
 
 
-def test_patience_ends() -> None:
-    said, _ = ranks.run(late, 2)
-    assert "rank 0 lost rank 1 of group 'hasty' (timed out after 1 s)" in said
+@pytest.mark.parametrize("of_its_own", [False, True])
+def test_patience_ends(of_its_own: bool) -> None:
+    said, _ = ranks.run(late, 2, of_its_own)
+    assert "rank 0 lost rank 1 of group 'hasty' (timed out after 2 s)" in said
 
 
 def too_late(comm: Communicator) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 SWITCH = "DRIVETRAIN_SHARED_MEMORY"  # 0: not to be used
 
-_PATIENCE = 60.0  # seconds for all ranks to meet, once all are known to be here
+_PATIENCE = 10.0  # seconds that a rank waits for another's links, once all are known to be here
+_QUEUE = SLOTS * SLOT_BYTES
 _RANK = struct.Struct("=i")
 _LONGEST_PATH = 100  # bytes; a socket's address has room for 108
 _MOST = 16  # ranks: each link takes two of the files that a process may have open
@@ -45,7 +47,8 @@ def meet(comm: Communicator) -> SharedMemory | None:
         path, listener = None, None
         here = _place() if comm.world_size <= _MOST else None
         if here is not None:
-            with suppress(OSError):  # no folder, no socket: said below
+            with suppress(OSError):  # no memory, no folder, no socket: said below
+                memory = _memory(comm.world_size, stack)
                 path = str(stack.enter_context(temporary_folder("meet")) / "s")
                 listener = _listening(path, comm.world_size, stack)
         said = plain.gather_json(quiet, [None if listener is None else here, path], None)
@@ -54,7 +57,7 @@ def meet(comm: Communicator) -> SharedMemory | None:
         links: dict[int, Link] = {}
         reason = ""
         try:
-            links = _links(comm.rank, [path for _, path in said], listener, stack)
+            links = _links(comm.rank, [path for _, path in said], listener, memory, stack)
         except OSError as error:
             reason = str(error)
         # All have met before the folder goes.
@@ -62,8 +65,29 @@ def meet(comm: Communicator) -> SharedMemory | None:
             for link in links.values():
                 link.wire.close()
             return None
-    patience = comm.timeout or dist.distributed_c10d.default_pg_timeout
-    return SharedMemory(comm.rank, comm.label, links, patience.total_seconds())
+    return SharedMemory(comm.rank, comm.label, links, _patience(comm).total_seconds())
+
+
+def _patience(comm: Communicator) -> timedelta:
+    """How long an operation of the group may take, which a group that somebody else made says itself."""
+    assert comm.group is not None
+    options = getattr(comm.group._get_backend(torch.device("cpu")), "options", None)
+    said: timedelta = getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
+    return comm.timeout or said
+
+
+def _memory(size: int, stack: ExitStack) -> int:
+    """A descriptor of memory with a queue for each of ``size`` ranks; closed with ``stack``.
+
+    Raises:
+        OSError: the system has none.
+    """
+    memory = os.memfd_create("drivetrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    stack.callback(os.close, memory)
+    os.ftruncate(memory, size * _QUEUE)
+    # Who reads memory that has shrunk is killed.
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return memory
 
 
 def _listening(path: str, size: int, stack: ExitStack) -> socket.socket | None:
@@ -87,20 +111,15 @@ def _place() -> list[str] | None:
     return [boot, *spaces, str(os.getuid())]
 
 
-def _links(rank: int, paths: list[str], listener: socket.socket, stack: ExitStack) -> dict[int, Link]:
-    """Links to all other ranks: those above connect to ``listener``, those below listen at their paths. What is opened
-    is closed with ``stack``.
+def _links(rank: int, paths: list[str], listener: socket.socket, memory: int, stack: ExitStack) -> dict[int, Link]:
+    """Links to all other ranks: those above connect to ``listener``, those below listen at their paths; each gets the
+    descriptor of this rank's ``memory``. What is opened is closed with ``stack``.
 
     Raises:
         OSError: the system refuses, or a rank did not come.
     """
-    size, queue = len(paths), SLOTS * SLOT_BYTES
-    memory = os.memfd_create("drivetrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    stack.callback(os.close, memory)
-    os.ftruncate(memory, size * queue)
-    # Who reads memory that has shrunk is killed.
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    own = _mapped(memory, 0, size * queue)
+    size = len(paths)
+    own = _mapped(memory, 0, size * _QUEUE)
     wires: dict[int, socket.socket] = {}
     theirs: dict[int, torch.Tensor] = {}
 
@@ -111,7 +130,7 @@ def _links(rank: int, paths: list[str], listener: socket.socket, stack: ExitStac
             raise ConnectionError("a rank closed its connection while all met")
         peer = int(_RANK.unpack(said)[0])
         try:
-            theirs[peer] = _mapped(descriptors[0], rank * queue, queue)
+            theirs[peer] = _mapped(descriptors[0], rank * _QUEUE, _QUEUE)
         finally:
             os.close(descriptors[0])
         return peer
@@ -133,7 +152,7 @@ def _links(rank: int, paths: list[str], listener: socket.socket, stack: ExitStac
     for peer in range(rank):
         take(wires[peer])
     return {
-        peer: Link(peer, wire.dup(), own[peer * queue : (peer + 1) * queue], theirs[peer])
+        peer: Link(peer, wire.dup(), own[peer * _QUEUE : (peer + 1) * _QUEUE], theirs[peer])
         for peer, wire in sorted(wires.items())
     }
 
