@@ -135,13 +135,20 @@ def test_failing_rank_ends_all_and_is_named(how: str, first_line: str, others: s
     assert caught.value.exit_code == {"raise": 1, "exit": 3, "kill": 137}[how]
 
 
-def test_a_worker_that_ends_between_two_looks_ends_all_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    look, waited = Agent._failures, []
+def _die_when_looked_at(job: Job, payload: dict[str, Any]) -> None:
+    """Rank 1 is killed once the file of ``payload`` is there, the others sleep."""
+    while job.rank != 1 or not Path(payload["looked"]).exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_ends_between_two_looks_ends_all_as_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    look, looked = Agent._failures, tmp_path / "looked"
 
     def late(agent: Agent) -> list[Any]:
         found = look(agent)
-        if not found and not waited:  # what ends from here on, torch would see first
-            waited.append(True)
+        if not found and not looked.exists():  # what ends from here on, torch would see first
+            looked.touch()
             deadline = time.monotonic() + LIMIT
             while all(one.exitcode is None for one in agent._processes().values()) and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -150,9 +157,9 @@ def test_a_worker_that_ends_between_two_looks_ends_all_as_soon(monkeypatch: pyte
     monkeypatch.setattr(Agent, "_failures", late)
     start = time.monotonic()
     with pytest.raises(WorkerError, match="rank 1 failed: killed by SIGKILL") as caught:
-        launch(_fail, {"how": "kill", "others": "asleep"}, workers=3)
+        launch(_die_when_looked_at, {"looked": str(looked)}, workers=3)
     assert time.monotonic() - start < SOON
-    assert waited and caught.value.exit_code == 137
+    assert looked.exists() and caught.value.exit_code == 137
 
 
 def test_errors_on_purpose_stay_what_they_are() -> None:
