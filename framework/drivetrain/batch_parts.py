@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -59,8 +59,13 @@ def is_even(total: int, shard: Shard, copies: int) -> bool:
     return copies == shard.size or total % shard.size == 0
 
 
-def batch_size(batch: Any) -> int | None:
-    """Samples in a collated batch: the first dimension of its first tensor; None where there is none."""
+def batch_size(batch: Any, uncut: bool = False) -> int | None:
+    """Samples in a collated batch: the first dimension of its first tensor; None where there is none.
+
+    Args:
+        uncut: the batch stays whole, so it may also be an object that :func:`take` cannot cut and only gives its parts
+            one by one (a batch of graphs).
+    """
     kind = type(batch)
     if (kind is tuple or kind is list) and batch and type(first := batch[0]) is Tensor and (sizes := first.shape):
         return sizes[0]  # by far the most frequent batch, and this is called at every step
@@ -72,11 +77,14 @@ def batch_size(batch: Any) -> int | None:
         parts = batch
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         parts = (getattr(batch, f.name) for f in dataclasses.fields(batch))
-    else:
-        shape = getattr(batch, "shape", None)  # numpy arrays
+    elif (shape := getattr(batch, "shape", None)) is not None:  # numpy arrays
         return int(shape[0]) if shape else None
+    elif uncut and isinstance(batch, Iterable) and not isinstance(batch, (str, bytes, Iterator)):
+        parts = batch  # an iterator is left out: looking into it would use it up
+    else:
+        return None
     for item in parts:
-        size = batch_size(item)
+        size = batch_size(item, uncut)
         if size is not None:
             return size
     return None

@@ -424,9 +424,10 @@ class BatchSource:
 
     def _own(self, index: int, batch: Any, last: bool) -> MicroBatch | None:
         """This rank's part of a stream's batch; None where it has none."""
-        total = batch_size(batch) or 1
         alone = self.shard.size == 1
-        if alone or self.own_stream:
+        whole = alone or self.own_stream
+        total = batch_size(batch, uncut=whole) or 1
+        if whole:
             chosen = None if self._noted is None else self._noted.chosen.pop(index, None)
             return MicroBatch(batch, index, total, total, 1, self.index, last, chosen, alone)
         rows, copies = part(total, self.shard, self.whole_tail)

@@ -651,3 +651,39 @@ def test_a_run_that_stopped_early_goes_on_when_it_is_resumed(tmp_path: Path) -> 
 
     found = compare(run)["seen"]
     assert found[2][0] == found[0][0] + 1
+
+
+class Graphs:
+    """A batch of an own kind, as of graphs: it gives its parts by name, and is no mapping."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.x = torch.stack([x for x, _ in samples])
+        self.y = torch.stack([y for _, y in samples])
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from (("x", self.x), ("y", self.y))
+
+    def __getitem__(self, part: int) -> torch.Tensor:
+        return (self.x, self.y)[part]
+
+    def to(self, *args: Any, **kwargs: Any) -> Graphs:
+        return self
+
+
+def test_a_batch_of_an_own_kind_weighs_as_many_samples_as_its_parts_have(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+            self.log("seen", float(batch_idx), on_step=False, on_epoch=True)
+            return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+            self.log("checked", float(batch_idx))
+
+        module = classifier(L, training_step=training_step, validation_step=validation_step)
+        batches = DataLoader(loader(10).dataset, batch_size=4, collate_fn=Graphs)
+        fit = trainer(L, tmp_path, max_epochs=1)
+        fit.fit(module, batches, batches)
+        return {name: float(value) for name, value in fit.callback_metrics.items()}
+
+    assert run(ours)["checked"] == pytest.approx(0.8), "four samples, four, and two"
+    compare(run)

@@ -219,7 +219,7 @@ def extract_batch_size(batch: Any) -> int:
     Raises:
         ConfigurationError: it has no tensor.
     """
-    size = _batch_size(batch)
+    size = _batch_size(batch, uncut=True)
     if size is None:
         raise ConfigurationError("the batch size cannot be read off this batch: give self.log(..., batch_size=...).")
     return size
