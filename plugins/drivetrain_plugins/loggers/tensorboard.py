@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 import weakref
@@ -145,8 +146,13 @@ class TensorBoardLogger(VersionedLogger):
 
 def _traceable(model: nn.Module) -> nn.Module:
     """The parts and ``forward`` of ``model`` without its properties, which tracing would all look at: some of them are
-    there within a run only."""
-    shell = type(type(model).__name__, (nn.Module,), {"forward": lambda self, *inputs: model.forward(*inputs)})()
+    there within a run only. The inputs have the names that ``forward`` gives them, which the graph shows."""
+
+    @functools.wraps(type(model).forward)
+    def forward(self: nn.Module, *inputs: Any) -> Any:
+        return model.forward(*inputs)
+
+    shell = type(type(model).__name__, (nn.Module,), {"forward": forward})()
     for parts in ("_modules", "_parameters", "_buffers"):
         shell.__dict__[parts] = getattr(model, parts)
     shell.training = model.training
