@@ -273,7 +273,6 @@ class Metrics:
         metrics = {name: modules[column.reduction.removeprefix(OBJECT)] for name, column in found.items()}
         values = {}
         for name, metric in metrics.items():
-            metric.process_group = self.communicator.group  # not the whole job: ranks that only serve are not here
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
                 value = metric.compute()

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain import resumption, seeding, snapshot, stage_data, stage_loggers
+from drivetrain import metric_states, resumption, seeding, snapshot, stage_data, stage_loggers
 from drivetrain.batch_limits import as_slice
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
@@ -168,6 +168,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         trainer.published.forget()
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
+        metric_states.gather_over(module, strategy.communicator, strategy.predicts, strategy.job.world_size)
         trainer.to_device = batch_transfer(trainer)
         result = None
         with suppress(EndStage):

@@ -6,7 +6,6 @@ checkpoint dictionary where there is one. ``own`` belongs to one rank and is use
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain import checkpoint as store
-from drivetrain import snapshot_file
+from drivetrain import metric_states, snapshot_file
 from drivetrain.callback import saved_state, state_name
 from drivetrain.checkpoint import layout, rng
 from drivetrain.checkpoint.io import TorchCheckpointIO, WrappingCheckpointIO
@@ -104,7 +103,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         own = {
             "rng": rng.capture(),
             "strategy": trainer.strategy.own_state(),
-            "torchmetrics": _metric_states(module),
+            "torchmetrics": metric_states.states(module),
             "order": fit.data.order_after(0 if fit.ended else shared["loops"]["batch"]),
         }
         if "loader" in own["order"] and trainer.meanings.checkpoint == "file":
@@ -260,7 +259,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
-        _load_metric_states(module, loaded.own["torchmetrics"])
+        metric_states.load(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
         fit.data.go_on_from(loaded.own.get("order", {}))
     elif "world_size" not in loaded.meta:
@@ -334,32 +333,3 @@ def check_names(module: TrainModule, weights: Mapping[str, Any]) -> None:
             f"the checkpoint does not fit {type(module).__name__}: missing {missing[:5] or 'nothing'}, unknown"
             f" {extra[:5] or 'nothing'}: build the module as it was saved, or set strict_loading = False."
         )
-
-
-def _torchmetrics_of(module: TrainModule) -> dict[str, Any]:
-    """The module's torchmetrics metrics by name; none where torchmetrics is not even imported."""
-    torchmetrics = sys.modules.get("torchmetrics")
-    if torchmetrics is None:
-        return {}
-    return {name: child for name, child in module.named_modules() if isinstance(child, torchmetrics.Metric)}
-
-
-def _metric_states(module: TrainModule) -> dict[str, Any]:
-    """What this rank's torchmetrics metrics have gathered of the epoch; not among the weights unless persistent."""
-    return {
-        name: {
-            "updates": metric._update_count,
-            "state": {key: list(v) if isinstance(v, list) else v.clone() for key, v in metric.metric_state.items()},
-        }
-        for name, metric in _torchmetrics_of(module).items()
-    }
-
-
-def _load_metric_states(module: TrainModule, saved: dict[str, Any]) -> None:
-    for name, metric in _torchmetrics_of(module).items():
-        if name in saved:
-            for key, value in saved[name]["state"].items():
-                moved = [v.to(metric.device) for v in value] if isinstance(value, list) else value.to(metric.device)
-                setattr(metric, key, moved)
-            metric._update_count = saved[name]["updates"]
-            metric._computed = None

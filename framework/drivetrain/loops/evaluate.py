@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain import metric_states
 from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import note_place
@@ -129,8 +130,8 @@ class EvaluateLoop:
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
-        hooks, strategy = trainer.hooks, trainer.strategy
-        step = getattr(trainer.lightning_module, f"{stage}_step")
+        hooks, strategy, module = trainer.hooks, trainer.strategy, trainer.lightning_module
+        step = getattr(module, f"{stage}_step")
         arguments = step_arguments(step, len(self.sources) > 1)
         loader = (source.index,) if len(self.sources) > 1 else ()
         found = False
@@ -143,6 +144,8 @@ class EvaluateLoop:
                 break
             batch = trainer.to_device(micro)
             metrics.batch, trainer.published.by_step = micro, True
+            # What this rank's metrics gather of samples that the first rank has, too, counts there.
+            kept = metric_states.states(module) if micro.copies > 1 and strategy.data.rank > 0 else None
             hooks(f"on_{stage}_batch_start", batch, micro.index, *loader)
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
@@ -150,8 +153,7 @@ class EvaluateLoop:
                 try:
                     return step(*arguments(micro, batch))
                 except Exception as error:
-                    module = type(trainer.lightning_module).__name__
-                    note_place(error, f"in {module}.{stage}_step, batch {micro.index}")
+                    note_place(error, f"in {type(module).__name__}.{stage}_step, batch {micro.index}")
                     raise
                 finally:
                     hooks.current = former
@@ -159,6 +161,8 @@ class EvaluateLoop:
             output = strategy.evaluation_step(call, batch)
             self.has_run = not trainer.sanity_checking
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
+            if kept is not None:
+                metric_states.load(module, kept)
             if trainer.meanings.live_metrics:
                 self._write_step(source.index)
             if limit is not None and micro.index + 1 >= limit:  # a further batch is not read for nothing: it may draw

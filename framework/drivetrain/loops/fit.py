@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from drivetrain import stage_data
+from drivetrain import metric_states, stage_data
 from drivetrain.comm import phase
 from drivetrain.errors import PossibleUserWarning, TrainingError
 from drivetrain.loops.boundary import Boundary
@@ -323,6 +323,8 @@ class FitLoop(RunningLoop):
             if closes and number < final:
                 optimization.shorten(steps, len(batches))
             self.metrics.batch = micro
+            # What this rank's metrics gather of samples that the first rank has, too, counts there.
+            kept = metric_states.states(self.module) if micro.copies > 1 and self.strategy.data.rank > 0 else None
             trainer.published.by_step = True
             if "on_train_batch_start" in hooks.active:
                 self._begin_batch(steps)
@@ -352,6 +354,8 @@ class FitLoop(RunningLoop):
                 self.batches_seen += 1
                 self.validations.done = False
             self.in_batch = False
+            if kept is not None:
+                metric_states.load(self.module, kept)
             if "on_train_batch_end" in hooks.active:
                 hooks("on_train_batch_end", step.outputs, batch, step.index)
             if self._at_each_batch and not self.between_steps and not inner and self._within_window():

@@ -202,7 +202,7 @@ class Pipeline(Strategy):
 
             def record(piece: Any, number: int, start: int = start) -> Call:
                 with self.precision.forward_context(), stream(self.device, *key, "step", start, number):
-                    return self.capture.record(call, piece)
+                    return self.capture.record(call, piece, counts=self.schedules.first)
 
             def loss(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
                 piece = take(batch, total, slice(start + number * size, start + (number + 1) * size))

@@ -7,12 +7,14 @@ with and the step is abandoned; on the last rank the network answers with what c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from drivetrain import metric_states
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain.module import TrainModule
 
@@ -36,8 +38,13 @@ class Capture:
         self.module, self.network = module, network
         self.name = name_of(path)
 
-    def record(self, step: Callable[[Any], Any], batch: Any) -> Call:
-        """What ``step(batch)`` calls the network with. Nothing is logged on the way: the last rank does that."""
+    def record(self, step: Callable[[Any], Any], batch: Any, counts: bool) -> Call:
+        """What ``step(batch)`` calls the network with. Nothing is logged on the way: the last rank does that.
+
+        Args:
+            counts: whether this is the step's start; else the step was or will be started for this batch again, and
+                buffers and metrics stay as they were.
+        """
         calls: list[Call] = []
 
         def note(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +58,7 @@ class Capture:
             raise _Recorded
 
         try:
-            with self._forward(note), self._silent():
+            with self._forward(note), self._silent(), nullcontext() if counts else self._untouched():
                 step(batch)
         except _Recorded:
             return calls[0]
@@ -87,6 +94,19 @@ class Capture:
                 del own["forward"]
             else:
                 own["forward"] = former
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        owned = [(owner, *item) for owner in self.module.modules() for item in owner._buffers.items()]
+        buffers = [(owner, name, one, one.clone()) for owner, name, one in owned if one is not None]
+        gathered = metric_states.states(self.module)
+        try:
+            yield
+        finally:
+            for owner, name, buffer, value in buffers:
+                with torch.no_grad():
+                    owner._buffers[name] = buffer.copy_(value)
+            metric_states.load(self.module, gathered)
 
     @contextmanager
     def _silent(self) -> Iterator[None]:

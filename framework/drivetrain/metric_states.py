@@ -1,0 +1,97 @@
+"""What torchmetrics metrics of a module gather on each rank: brought together over ranks, kept for a checkpoint.
+
+torchmetrics by itself gathers over the whole job: also from ranks that only serve, twice where ranks see the same
+samples, and from tensors of the same shape and dtype only, which a rank without a batch does not have.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import reduce
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.comm.communicator import Communicator
+
+
+def metrics_of(module: nn.Module) -> dict[str, Any]:
+    """The module's torchmetrics metrics by name; none where torchmetrics is not even imported."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    if torchmetrics is None:
+        return {}
+    return {name: child for name, child in module.named_modules() if isinstance(child, torchmetrics.Metric)}
+
+
+class Gathering:
+    """Gathers one tensor of a metric's state, as torchmetrics calls its ``dist_sync_fn``.
+
+    Args:
+        communicator: the ranks that evaluate together.
+        counts: whether what this rank gathered counts (not where another rank sees the same samples, or all of them).
+    """
+
+    def __init__(self, communicator: Communicator, counts: bool) -> None:
+        self.communicator, self.counts = communicator, counts
+
+    def __call__(self, state: Tensor, group: Any = None) -> list[Tensor]:
+        """The ``state`` of each rank that counts, in one dtype; without the empty ones where there are others."""
+        said = self.communicator.all_gather_plain([list(state.shape), _name(state.dtype), self.counts])
+        counting = [(shape, dtype) for shape, dtype, counts in said if counts]
+        filled = [one for one in counting if prod(one[0])] or counting
+        common = reduce(torch.promote_types, (getattr(torch, dtype) for _, dtype in filled))
+        sizes = [prod(shape) for shape, _, _ in said]
+        flat = self.communicator.all_gather(state.detach().to(common).reshape(-1), sizes=sizes)
+        whole = [part.view(shape) for part, (shape, _, _) in zip(flat, said, strict=True)]
+        if state.dtype == common:
+            whole[self.communicator.rank] = state  # with its graph
+        parts = [part for part, (_, _, counts) in zip(whole, said, strict=True) if counts]
+        return [part for part in parts if part.numel()] or parts
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gathering:
+        return self  # a copy of the metric is one of this run, whose communicator cannot be copied
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # whoever reads a pickled metric is in no run
+
+
+def gather_over(module: nn.Module, communicator: Communicator, counts: bool, job: int) -> None:
+    """From now on the metrics of ``module`` gather over ``communicator``, but for those that the project told how.
+
+    Args:
+        counts: see :class:`Gathering`.
+        job: processes of the job, of which a single one gathers nothing.
+    """
+    gathering = Gathering(communicator, counts) if job > 1 else None
+    for metric in metrics_of(module).values():
+        own = metric.dist_sync_fn is not None and not isinstance(metric.dist_sync_fn, Gathering)
+        if not own and metric.process_group is None:
+            metric.dist_sync_fn = gathering
+
+
+def states(module: nn.Module) -> dict[str, Any]:
+    """What this rank's metrics have gathered of the epoch; not among the weights unless persistent."""
+    return {
+        name: {
+            "updates": metric._update_count,
+            "state": {key: list(v) if isinstance(v, list) else v.clone() for key, v in metric.metric_state.items()},
+        }
+        for name, metric in metrics_of(module).items()
+    }
+
+
+def load(module: nn.Module, saved: dict[str, Any]) -> None:
+    """Take up what :func:`states` gave."""
+    for name, metric in metrics_of(module).items():
+        if name in saved:
+            for key, value in saved[name]["state"].items():
+                moved = [v.to(metric.device) for v in value] if isinstance(value, list) else value.to(metric.device)
+                setattr(metric, key, moved)
+            metric._update_count = saved[name]["updates"]
+            metric._computed = None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
