@@ -24,8 +24,8 @@ class AtOnce:
     def __init__(self, combined: CombinedLoader, options: dict[str, Any]) -> None:
         self.combined = combined
         limit = options.get("limit")
-        self._limit = None if combined.mode == "sequential" else limit
-        of_each = {**options, "limit": limit if self._limit is None else None}
+        self.limit = None if combined.mode == "sequential" else limit
+        of_each = {**options, "limit": limit if self.limit is None else None}
         self.sources = [BatchSource(loader, **{**of_each, "index": i}) for i, loader in enumerate(combined.flattened)]
         for source in self.sources:
             source.inner = True
@@ -54,7 +54,7 @@ class AtOnce:
             yield self.combined.rebuilt(items)
 
     def _length(self) -> int | float:
-        return combined_length(self.combined.mode, [limited(source.length, self._limit) for source in self.sources])
+        return combined_length(self.combined.mode, [limited(source.length, self.limit) for source in self.sources])
 
     def __len__(self) -> int:
         length = self._length()
@@ -109,7 +109,7 @@ def shown(loaders: Any, sources: list[BatchSource]) -> Any:
 def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
     parts = AtOnce(combined, options)
     made = BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True, "numbers": False})
-    made.at_once, made.combined = parts.sources, combined
+    made.at_once, made.combined, made.limit_at_once = parts.sources, combined, parts.limit
     return made
 
 

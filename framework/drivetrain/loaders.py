@@ -99,6 +99,19 @@ def with_sampler(loader: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[A
     return found
 
 
+def with_last_batch(loader: Any) -> Any:
+    """``loader`` without ``drop_last``: for what asks for each sample."""
+    batches = getattr(loader, "batch_sampler", None)
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if type(batches) is not BatchSampler or not batches.drop_last:
+        return loader
+    found = copy.copy(loader)
+    batches = BatchSampler(batches.sampler, batches.batch_size, drop_last=False)
+    vars(found).update(batch_sampler=batches, drop_last=False, _iterator=None)  # as in ``with_sampler``
+    return found
+
+
 def reading_options(loader: DataLoader[Any]) -> dict[str, Any]:
     """How a loader reads, whatever it reads: for another one over the same data set."""
     options: dict[str, Any] = {

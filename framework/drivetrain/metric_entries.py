@@ -59,6 +59,8 @@ class Entry:
     given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
     metric: Any = None  # a torchmetrics metric, which reduces itself
     path: str = ""  # of that metric in the module
+    settled: Any = None  # value of that metric when its loader, of several, was read
+    logged: bool = False  # since the values were forgotten last
     pending: list[tuple[Any, float]] = field(default_factory=list)
     total: float = 0.0
     weight: float = 0.0
@@ -73,6 +75,19 @@ class Entry:
     def forked(self, suffix: str) -> str:
         base = f"{self.name}_{suffix}" if self.on_step and self.on_epoch else self.name
         return base if self.loader is None else f"{base}/dataloader_idx_{self.loader}"
+
+    def means(
+        self,
+        hook: str | None,
+        prog_bar: bool,
+        logger: bool,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        reduce_fx: Any,
+    ) -> bool:
+        """Whether these options say of a name that is logged in ``hook`` what the entry has, if in other words."""
+        said = (prog_bar, logger, *_moments(hook, on_step, on_epoch), _REDUCTIONS.get(_called(reduce_fx)))
+        return said == (self.prog_bar, self.logger, self.on_step, self.on_epoch, self.reduction)
 
     def column(self, step: tuple[int, Any, float] | None = None) -> Column:
         """The epoch's contribution, or that of one ``(batch, value, weight)``."""
@@ -135,12 +150,8 @@ def declared(
     Raises:
         MetricError: it cannot be logged there or so.
     """
-    by_batch = hook in BATCH_HOOKS
-    if on_step is None:
-        on_step = by_batch
-    if on_epoch is None:
-        on_epoch = not by_batch or not on_step
-    if not by_batch and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
+    on_step, on_epoch = _moments(hook, on_step, on_epoch)
+    if hook not in BATCH_HOOKS and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
         raise MetricError(
             f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
             " validation or test step, or in the start, batch or epoch hooks of these stages."
@@ -158,14 +169,14 @@ def declared(
         raise MetricError(
             f"self.log({name!r}, on_step=True) cannot be called in {hook}, which belongs to no step: leave on_step out."
         )
-    called = reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
+    called = _called(reduce_fx)
     if called not in _REDUCTIONS:
         raise MetricError(f"self.log({name!r}, reduce_fx={called!r}): {nearest(str(called), _SAID)}")
     metric = None
     torchmetrics = sys.modules.get("torchmetrics")
     if torchmetrics is not None and isinstance(value, torchmetrics.Metric):
         metric = value
-    entry = Entry(name, bool(on_step), bool(on_epoch), prog_bar, logger, _REDUCTIONS[called], loader)
+    entry = Entry(name, on_step, on_epoch, prog_bar, logger, _REDUCTIONS[called], loader)
     if metric is not None:
         found = next((path for path, module in named_modules() if module is metric), None)
         if found is None:
@@ -175,6 +186,17 @@ def declared(
             )
         entry.metric, entry.path = metric, found
     return entry
+
+
+def _moments(hook: str | None, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
+    """``on_step`` and ``on_epoch`` with the defaults of the hook."""
+    by_batch = hook in BATCH_HOOKS
+    on_step = by_batch if on_step is None else bool(on_step)
+    return on_step, (not by_batch or not on_step) if on_epoch is None else bool(on_epoch)
+
+
+def _called(reduce_fx: Any) -> str:
+    return reduce_fx.lower() if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "?")
 
 
 def joined(reduction: str, a: tuple[int, Any, float], b: tuple[int, Any, float]) -> tuple[int, Any, float]:

@@ -95,6 +95,7 @@ class Metrics:
         entry = self.entries.get(key)
         given = (prog_bar, logger, on_step, on_epoch, reduce_fx)
         if entry is None:
+            _scalar(name, value)
             entry = self.entries[key] = declared(
                 name, value, hook, prog_bar, logger, on_step, on_epoch, reduce_fx, loader, self.named_modules
             )
@@ -104,17 +105,18 @@ class Metrics:
             if entry.on_epoch and entry.metric is None and not (entry.over_ranks or meant_for_one):
                 self._tell_of_own_values(name)
         elif entry.given != given:
-            if entry.given:
+            if entry.given and not entry.means(hook, prog_bar, logger, on_step, on_epoch, reduce_fx):
                 raise MetricError(
                     f"self.log({name!r}, ...) is called in {hook} with other options than before: give the same ones"
                     " each time, or log under another name."
                 )
-            entry.given = given  # it comes from a checkpoint
+            entry.given = given  # the same in other words, or it comes from a checkpoint
         if not self.pools and self.several_loaders and batch is not None and entry.at != batch.loader:
             raise MetricError(
                 f"self.log({name!r}, add_dataloader_idx=False) is called in {hook} for several loaders: give each"
                 " loader a name of its own, or leave add_dataloader_idx out."
             )
+        entry.logged = True
         if entry.metric is not None:
             if entry.on_step and value._forward_cache is None and self.over_ranks:
                 raise TrainingError(
@@ -124,24 +126,13 @@ class Metrics:
             if not entry.on_step or value._forward_cache is None:  # Lightning has no step's value of it, and goes on
                 return
             value = value._forward_cache
+        value = _scalar(name, value)
         if isinstance(value, Tensor):
-            if value.numel() != 1:
-                raise MetricError(
-                    f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
-                    " value.mean() or one element."
-                )
             # A copy, for it may be a parameter, or a sum that the module goes on with in place.
             value = value.detach().clone()
             if value.ndim:
                 value = value.reshape(())
             entry.double |= value.dtype == torch.float64
-        elif not isinstance(value, (int, float)):
-            try:
-                value = float(value)
-            except (TypeError, ValueError):
-                raise MetricError(
-                    f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
-                ) from None
         if entry.reduction == "gmean":
             value = value.double().log() if isinstance(value, Tensor) else math.log(value)
         if batch is None:
@@ -191,7 +182,7 @@ class Metrics:
                     yield entry, entry.forked("step"), _tensor(entry.steps[-1][1])
             elif entry.on_epoch:
                 if entry.metric is not None:
-                    if alone and entry.metric._update_count:
+                    if alone and entry.logged and entry.metric._update_count:
                         yield entry, entry.forked("epoch"), entry.metric.compute()
                     continue
                 entry.fold()
@@ -244,17 +235,24 @@ class Metrics:
         for (hook, _, _), entry in self.entries.items():
             if entry.on_step and entry.steps and entry.metric is None and (hook in BATCH_HOOKS or not entry.on_epoch):
                 entry.met = entry.steps[-1]
-                columns[entry.forked("step")] = replace(entry.column(entry.met), logger=False)
+                columns[entry.forked("step")] = entry.column(entry.met)
         return columns
 
     def epoch_columns(self) -> dict[str, Column]:
-        """Contributions of the epoch's values."""
+        """Contributions of the epoch's values; of metrics those that were logged in it."""
         columns = {}
         for entry in self.entries.values():
-            if entry.on_epoch:
+            if entry.on_epoch and (entry.metric is None or entry.logged):
                 entry.fold()
                 columns[entry.forked("epoch")] = entry.column()
         return columns
+
+    def settle(self, loader: int) -> None:
+        """Take the values of metrics that were logged in the batches of ``loader``, which was read: a metric that it
+        shares with the next ones goes on. Of several ranks each knows them at the end only."""
+        for entry in self.entries.values():
+            if entry.metric is not None and entry.logged and entry.at == loader and self.communicator.world_size == 1:
+                entry.settled = entry.metric.compute()
 
     def torchmetrics(self, columns: dict[str, Column], reset: bool = True) -> Exchange:
         """Values of the logged torchmetrics metrics, which gather their own states; they are ``reset`` after.
@@ -263,19 +261,14 @@ class Metrics:
         the module, so that a rank that had no batch takes part with the metric's empty state.
         """
         found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
-        if reset:  # what is logged by step only is not in the columns, and begins anew with the epoch as well
-            for entry in self.entries.values():
-                if entry.metric is not None and not entry.on_epoch:
-                    entry.metric.reset()
-        if not found:
-            return Exchange({}, {}, [], [])
-        modules = dict(self.named_modules())
+        settled = {entry.forked("epoch"): entry.settled for entry in self.entries.values()}
+        modules = dict(self.named_modules()) if found else {}
         metrics = {name: modules[column.reduction.removeprefix(OBJECT)] for name, column in found.items()}
         values = {}
         for name, metric in metrics.items():
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
-                value = metric.compute()
+                value = metric.compute() if settled.get(name) is None else settled[name]
             if not isinstance(value, Tensor) or value.numel() != 1:
                 what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
                 raise TrainingError(
@@ -283,8 +276,10 @@ class Metrics:
                     " parts, or a MetricCollection through log_dict."
                 )
             values[name] = float(value)
-        for metric in metrics.values() if reset else ():
-            metric.reset()
+        if reset:  # what is not in the columns (logged by step only, or not in this epoch) begins anew with it as well
+            for metric in [*metrics.values(), *(entry.metric for entry in self.entries.values())]:
+                if metric is not None:
+                    metric.reset()
         return Exchange(values, found, [], [])
 
     def steps_by_batch(self, written: Callable[[Entry], bool]) -> dict[int, dict[str, Column]]:
@@ -302,6 +297,7 @@ class Metrics:
             entry.pending.clear()
             entry.steps.clear()
             entry.total = entry.weight = 0.0
+            entry.logged, entry.settled = False, None
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------
     def state_dict(self) -> list[list[Any]]:
@@ -337,6 +333,29 @@ class Metrics:
             for step in map(tuple, steps):
                 same = known.steps and known.steps[-1][0] == step[0]
                 known.steps = [joined(known.reduction, known.steps[-1], step) if same else step]
+
+
+def _scalar(name: str, value: Any) -> Any:
+    """``value``, a number where it is neither a tensor nor a metric.
+
+    Raises:
+        MetricError: it is no scalar.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise MetricError(
+                f"self.log({name!r}, ...) takes a scalar, this tensor has shape {tuple(value.shape)}: log"
+                " value.mean() or one element."
+            )
+        return value
+    if isinstance(value, (int, float)) or hasattr(value, "_forward_cache"):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise MetricError(
+            f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
+        ) from None
 
 
 def _tensor(value: Any) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,11 +86,15 @@ class PublishedMetrics:
         return trainer.meanings.live_metrics and trainer.metrics is not None and trainer.metrics.combines(name)
 
     # -- making known -------------------------------------------------------------------------------------------
-    def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
-        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false."""
+    def publish(
+        self, exchange: Exchange, step: int, write: bool = True, unwritten: Collection[str] = frozenset()
+    ) -> None:
+        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false, save
+        those called ``unwritten``."""
         checking, live = self.trainer.sanity_checking, self.trainer.meanings.live_metrics
         if checking and live and self.trainer.world_size == 1:
             return  # it is looked at where it was logged
+        known: dict[str, torch.Tensor] = {}
         for name, value in exchange.values.items():
             column = exchange.columns[name]
             if name in exchange.own:
@@ -97,18 +102,21 @@ class PublishedMetrics:
                 value = exchange.own[name]
             elif live:
                 self._agreed[name] = self._agreed[column.title] = value
-            shown = self._shown(value, column)
+            shown = known[name] = self._shown(value, column)
             self._callback[column.title] = self._callback[name] = shown
-            if live and (column.logger or name in self._log):
+            if live and column.logger:
                 self._log[name] = shown
             if column.prog_bar:
                 self._bar[name] = float(shown)
-        for name in exchange.values:  # an epoch's value is what is known without a suffix, whatever came first
-            title = exchange.columns[name].title
-            if title != name and "_epoch" in name:
-                self._callback[title] = self._callback[name]
+        # An epoch's value is what is known without a suffix, whatever came first; of several the one logged last.
+        titles = {name: exchange.columns[name].title for name in exchange.values}
+        forked = {title for name, title in titles.items() if title != name}
+        for name, title in titles.items():
+            if name in forked or (title != name and "_epoch" in name):
+                self._callback[title] = known[name]
         if write and not checking:
-            self.write(exchange, step)
+            written = {name: column for name, column in exchange.columns.items() if name not in unwritten}
+            self.write(replace(exchange, columns=written), step)
 
     def write(self, exchange: Exchange, step: int, epoch: bool = True) -> None:
         """Write what is meant for the loggers; ``step`` is the number of optimizer steps done, unless a metric called

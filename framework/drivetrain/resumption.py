@@ -87,6 +87,8 @@ def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
         return spec.path
     callback = trainer.checkpoint_callback
     folder = Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir)
+    if spec == "last" and trainer.meanings.checkpoint == "file":
+        folder = _folder_of_last(trainer) or folder
     best = getattr(callback, "best_model_path", "") or None
     if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
         warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
@@ -97,6 +99,15 @@ def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
             raise MissingCheckpointError(f"there is no checkpoint {path}; name one that exists")
         return path
     return store.resolve(spec, folder, best)
+
+
+def _folder_of_last(trainer: Trainer) -> Path | None:
+    """The folder of a checkpoint callback in which the newest file called ``last`` lies, where there is any."""
+    folders = [
+        Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir) for callback in trainer.checkpoint_callbacks
+    ]
+    found = [path for folder in folders for path in folder.glob(f"last*{single.EXTENSION}") if path.exists()]
+    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
 
 
 def _refused(spec: Any, error: OSError) -> str:

@@ -195,9 +195,8 @@ def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
     """What ``ckpt_path`` means, shown to the module before its optimizers are made: it may rebuild itself after it."""
     path = resumption.find(trainer, request.ckpt_path)
     if path is None:
-        if request.stage == "fit":
-            trainer.ckpt_path = None
-        elif request.ckpt_path is not None:
+        trainer.ckpt_path = None
+        if request.ckpt_path is not None and request.stage != "fit":
             raise ConfigurationError(f"ckpt_path={request.ckpt_path!r}: there is no checkpoint to {request.stage}.")
         return None
     trainer.ckpt_path = str(path)
@@ -342,13 +341,16 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
                 snapshot.restore_parts(trainer, loaded.shared)
     trainer.lightning_module.zero_grad()  # those of a fit before need no memory any more
     which = LOADER_OF[stage]
-    nothing = stage != "predict" and trainer.limits[which] == 0
+    by_trainer = trainer.meanings.results == "trainer"
+    nothing = trainer.limits[which] == 0 and (by_trainer or stage != "predict")
     found = [] if nothing else stage_data.sources(trainer, request, which)
     if not strategy.trains:
         strategy.serve()
         return None
     if stage == "predict":
         trainer.predict_sources = found
+        if by_trainer and all(source.full_length == 0 for source in found):
+            return None
         keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
         trainer.predict_loop = PredictLoop(trainer, found, keep)
         return trainer.predict_loop.run()
@@ -360,7 +362,7 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         results = loop.run()
     except Abandoned as stop:
         raise Interrupted(stop.signal) from None
-    if trainer.meanings.results == "trainer" and request.verbose and trainer.is_global_zero:
+    if by_trainer and request.verbose and trainer.is_global_zero:
         with drawing_nothing():
             from drivetrain import evaluation_table
 

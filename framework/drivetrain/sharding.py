@@ -21,7 +21,7 @@ from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
-from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options
+from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options, with_last_batch
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
@@ -72,6 +72,8 @@ class BatchSource:
         # Lightning tells samplers only: a batch sampler's order stays what it was unless the project tells it itself.
         self._tells_all = order == "seed"
         self.drawn = isinstance(getattr(loader, "sampler", None), RandomSampler)
+        if numbers:
+            loader = with_last_batch(loader)
         # As in a loop by hand: the loader draws from the global generators, at the moments at which it is read.
         self.natural = order != "seed" and shard.size == 1 if natural is None else natural
         if self.natural and in_order:
@@ -130,6 +132,7 @@ class BatchSource:
         self._places = Places(loader) if readable else None
         self.reader = watched(self.reader)
         self.at_once: list[BatchSource] = []  # what it reads at once, whose batches need not be of one size
+        self.limit_at_once: int | float | None = None  # of the batches of each of these
         self.combined: Any = None  # what these were given as
         self.inner = False  # whether it is one of several that are read at once, whose collections are a source
         self.compared = False  # whether ranks looked if they read the same
@@ -362,7 +365,7 @@ class BatchSource:
     @property
     def lengths(self) -> list[int | float]:
         """Its length, or those of the loaders that it reads at once."""
-        return [source.length for source in self.at_once] or [self.length]
+        return [limited(source.length, self.limit_at_once) for source in self.at_once] or [self.length]
 
     @property
     def plain(self) -> bool:

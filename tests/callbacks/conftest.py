@@ -93,6 +93,10 @@ class FakeTrainer:
         return step % self.log_every_n_steps == 0
 
     @property
+    def has_validation(self) -> bool:
+        return bool(self.num_val_batches)
+
+    @property
     def batches_stepped(self) -> int:
         return self.global_step
 

@@ -97,6 +97,7 @@ class Boundary:
         """Whether the metrics of this step are to be written."""
         trainer, step = self.trainer, self.trainer.batches_stepped
         stopping = self.alone and trainer.meanings.moments == "batch" and trainer.should_stop
+        stopping = stopping and trainer.log_every_n_steps > 0
         return step != self.logged and (stopping or trainer.log_falls_on(step))
 
     def keep_log_step(self) -> None:

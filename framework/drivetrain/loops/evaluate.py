@@ -77,12 +77,12 @@ class EvaluateLoop:
         self.results: list[dict[str, float]] = []
         self.has_run = False
         self._passes = 0
-        self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
         self._told: set[int] = set()
 
     def use(self, sources: list[BatchSource]) -> None:
         """Read these from now on."""
         self.sources = sources
+        self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
         self.metrics.several_loaders = len(sources) > 1
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
@@ -108,6 +108,7 @@ class EvaluateLoop:
                 for source in self.sources:
                     source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
                     self._loader(source, limit)
+                    self.metrics.settle(source.index)
                 self.metrics.batch, trainer.published.by_step = None, False
                 if signals.pending() is None:
                     self._know_before(f"on_{stage}_epoch_end")
@@ -204,6 +205,8 @@ class EvaluateLoop:
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.published.publish(epoch.joined(objects), step=step_done)
         known = trainer.published.rounded(epoch.values | objects.values | epoch.own, exchange.columns)
+        if trainer.meanings.results == "trainer":  # Lightning's are those that loggers get
+            known = {name: value for name, value in known.items() if exchange.columns[name].logger}
         self.results = self._by_loader(in_order(known, exchange.columns))
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:

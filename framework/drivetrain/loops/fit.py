@@ -143,6 +143,7 @@ class FitLoop(RunningLoop):
         if self.validations.in_epoch():
             stage_data.validation(trainer)
         hooks.follow()
+        trainer.published.by_step = False
         hooks("on_train_start")
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
@@ -255,8 +256,10 @@ class FitLoop(RunningLoop):
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
         latest = {} if shown else metrics.latest_columns()
-        exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
-        trainer.published.publish(exchange.joined(metrics.torchmetrics(exchange.columns)), step=self.global_step - 1)
+        of_epoch = metrics.epoch_columns()
+        exchange = boundary.agree(metrics, latest | of_epoch)
+        known = exchange.joined(metrics.torchmetrics(exchange.columns))
+        trainer.published.publish(known, step=self.global_step - 1, unwritten={*latest} - {*of_epoch})
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
             metrics.reset()
@@ -381,6 +384,7 @@ class FitLoop(RunningLoop):
         if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
             self.between_steps = True
             self.metrics.leave_out(step.index)
+            self.batches_seen += self._at_each_batch  # it was read, which Lightning counts
             self.optimization.drop(steps)
             if self._early_end is not None:
                 self._early_end.agree(self.epoch, step.index)

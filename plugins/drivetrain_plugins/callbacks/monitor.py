@@ -20,8 +20,9 @@ def check_mode(owner: str, mode: str) -> None:
 
 
 def has_validation(trainer: Trainer) -> bool:
-    """Whether this fit validates at all."""
-    return any(count > 0 for count in trainer.num_val_batches)
+    """Whether this fit validates at all; so it does as long as its loaders were not asked for."""
+    counts = trainer.num_val_batches
+    return any(count > 0 for count in counts) if counts else trainer.has_validation
 
 
 def missing(owner: str, monitor: str, trainer: Trainer) -> MetricError:

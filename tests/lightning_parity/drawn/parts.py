@@ -1,0 +1,133 @@
+"""The parts of a drawn project that are a library's: its callbacks, loggers and optimizers, by the names of a draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+OPTIMIZERS = {
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+    "adam": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr),
+    "rprop": lambda parameters, lr: torch.optim.Rprop(parameters, lr=lr),  # by the gradients' signs alone
+    "lbfgs": lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr, max_iter=2),
+}
+_SCHEDULERS = torch.optim.lr_scheduler
+SCHEDULERS = {
+    "step": lambda optimizer: _SCHEDULERS.StepLR(optimizer, 2, gamma=0.5),
+    "exponential": lambda optimizer: _SCHEDULERS.ExponentialLR(optimizer, 0.9),
+    "cosine": lambda optimizer: _SCHEDULERS.CosineAnnealingLR(optimizer, 7),
+    "restarts": lambda optimizer: _SCHEDULERS.CosineAnnealingWarmRestarts(optimizer, 3),
+    "one_cycle": lambda optimizer: _SCHEDULERS.OneCycleLR(optimizer, 0.1, total_steps=400),
+    "lambda": lambda optimizer: _SCHEDULERS.LambdaLR(optimizer, lambda n: 1.0 / (1 + n)),
+    "sequential": lambda optimizer: _SCHEDULERS.SequentialLR(
+        optimizer,
+        [_SCHEDULERS.ConstantLR(optimizer, 0.5, total_iters=2), _SCHEDULERS.ExponentialLR(optimizer, 0.8)],
+        milestones=[2],
+    ),
+    "plateau": lambda optimizer: _SCHEDULERS.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.05),
+}
+
+
+def callback(L: Any, kind: str, options: dict[str, Any], folder: Path) -> Any:
+    """The callback ``kind`` of ``L``; folders among its options lie in ``folder``."""
+    options = {name: (str(folder / value) if name == "dirpath" else value) for name, value in options.items()}
+    if kind == "GradientAccumulationScheduler":
+        options["scheduling"] = {int(epoch): factor for epoch, factor in options["scheduling"].items()}
+    if kind == "EMAWeightAveraging":
+        return L.callbacks.EMAWeightAveraging(**options)
+    if kind == "WeightAveraging":
+        return _averaging(L, **options)
+    if kind == "Writer":
+        return _writer(L, folder, **options)
+    if kind == "LambdaCallback":
+        return L.callbacks.LambdaCallback(**{hook: lambda *_: None for hook in options["hooks"]})
+    return getattr(L.callbacks, kind)(**options)
+
+
+def _averaging(L: Any, every: int = 1, by_epoch: bool = False) -> Any:
+    class Averaging(L.callbacks.WeightAveraging):
+        def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+            if by_epoch:
+                return epoch_idx is not None
+            return step_idx is not None and step_idx % every == 0
+
+    return Averaging()
+
+
+def _writer(L: Any, folder: Path, interval: str = "batch") -> Any:
+    class Writer(L.callbacks.BasePredictionWriter):
+        def __init__(self) -> None:
+            super().__init__(interval)
+            self.written: list[Any] = []
+
+        def write_on_batch_end(
+            self, trainer: Any, module: Any, prediction: Any, indices: Any, batch: Any, number: int, loader: int
+        ) -> None:
+            self.written.append(("batch", prediction, indices, number, loader))
+
+        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, indices: Any) -> None:
+            self.written.append(("epoch", predictions, indices))
+
+    return Writer()
+
+
+def facts_of(callback: Any, folder: Path) -> dict[str, Any]:
+    """What can be seen of a callback afterwards; paths as seen from ``folder``."""
+    found = {}
+    for name in _SEEN.get(type(callback).__name__, ()):
+        found[name] = _portable(getattr(callback, name), folder)
+    return found
+
+
+_SEEN = {
+    "ModelCheckpoint": (
+        *("best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value"),
+        *("last_model_path", "current_score", "dirpath"),
+    ),
+    "EarlyStopping": ("wait_count", "stopped_epoch", "best_score", "patience"),
+    "LearningRateMonitor": ("lrs",),
+    "Writer": ("written",),
+}
+
+
+def _portable(value: Any, folder: Path) -> Any:
+    if isinstance(value, str):
+        return value.replace(str(folder), "")
+    if isinstance(value, dict):
+        return {_portable(k, folder): _portable(v, folder) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_portable(v, folder) for v in value]
+    if torch.is_tensor(value) and value.numel() == 1:
+        return float(value)
+    return value
+
+
+def memory(L: Any) -> Any:
+    """A logger that keeps what it is told."""
+
+    class Memory(L.loggers.Logger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.told: list[Any] = []
+
+        @property
+        def name(self) -> str:
+            return "memory"
+
+        @property
+        def version(self) -> int:
+            return 0
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            self.told.append(("metrics", {name: float(value) for name, value in metrics.items()}, step))
+
+        def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+            self.told.append(("hyperparams", dict(params)))
+
+        def finalize(self, status: str) -> None:
+            self.told.append(("finalize", status))
+
+    return Memory()
