@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,7 @@ from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.reached import reached_alike
 from drivetrain_plugins.strategies.replicas import average_buffers
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class FullySharded(Strategy):
 
     mesh: DeviceMesh | None = None
     original: Original | None = None  # of the module that is held in shards
+    _trained: dict[str, nn.Parameter]  # in shards
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
 
@@ -189,6 +191,7 @@ class FullySharded(Strategy):
         options = self.options
         compute = self.precision.compute_dtype if options.narrow_gather else None
         shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.original.noted()
 
     def agree_on_weights(self) -> None:
@@ -207,8 +210,15 @@ class FullySharded(Strategy):
         return loss
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
-        super().backward(loss, share, sync, weighted=weighted, **options)
-        self._reductions += sync or self.options.reduce_every_micro_batch
+        reduces = sync or self.options.reduce_every_micro_batch
+        with self._reached_alike() if reduces else nullcontext():
+            super().backward(loss, share, sync, weighted=weighted, **options)
+        self._reductions += reduces
+
+    def _reached_alike(self) -> AbstractContextManager[None]:
+        if self.mesh is None or not self.module.automatic_optimization:  # who steps itself goes back from parts
+            return nullcontext()
+        return reached_alike(self._trained, self.communicator)
 
     def normalise(self, optimizer: Optimizer) -> None:
         # The weights of the other ranks' losses are not known here. All ranks ask, also one whose own weigh nothing.

@@ -7,7 +7,7 @@ Ranks at the same place of their groups form a replica group, among which gradie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
 from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.reached import reached_alike
 from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
 from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
 
@@ -40,6 +41,7 @@ class Mesh(Strategy):
     mesh: DeviceMesh
     original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
+    _trained: dict[str, nn.Parameter]  # as they are held
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
 
@@ -83,6 +85,7 @@ class Mesh(Strategy):
             options = self.options
             compute = self.precision.compute_dtype if options.narrow_gather else None
             shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
+        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -96,6 +99,11 @@ class Mesh(Strategy):
             raise no_loss(self.job.rank)
         self._reductions += self.sharded and (every or step.last)
         return loss
+
+    def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
+        reduces = self.sharded and (sync or self.options.reduce_every_micro_batch)
+        with reached_alike(self._trained, self.communicator) if reduces else nullcontext():
+            super().backward(loss, share, sync, weighted=weighted, **options)
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         with dtensors.stepping(optimizer), _uniform_groups(optimizer):

@@ -21,6 +21,7 @@ from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
 from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
 from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
 
@@ -47,6 +48,7 @@ class Zero(Strategy):
     _guest: Guest | None = None
     _engine: Any = None
     _whole: Whole | None = None
+    _reached: Reached | None = None
 
     @property
     def _sharded(self) -> bool:
@@ -101,6 +103,7 @@ class Zero(Strategy):
             optimized = {name for group in self._group_names for name in group}
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
             self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
+            self._reached = Reached(parameters)
         return optimizers
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -132,6 +135,8 @@ class Zero(Strategy):
         factor = share * self.data.size  # the engine averages over ranks
         self._dirty = True
         self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
+        if self._reached is not None:
+            self._reached.require_all(self.job.rank)
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
@@ -277,7 +282,9 @@ class Zero(Strategy):
         self._engine.destroy()
         if self._sharded:
             full_parameters(self._model)
-        self._engine, self._whole, self.holds_part = None, None, False
+        if self._reached is not None:
+            self._reached.remove()
+        self._engine, self._whole, self._reached, self.holds_part = None, None, None, False
 
     def close(self, error: BaseException | None = None) -> None:
         if self._engine is not None and error is None:

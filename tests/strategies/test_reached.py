@@ -1,0 +1,83 @@
+"""Parameters that some steps, or some ranks in a step, do not use, where gradients are reduced in shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain.errors import WorkerError
+from tests.runs import Classifier, dataset, difference, seeded, train
+
+
+class Experts(Classifier):
+    """Two of one shape; only those that a sample goes to are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = seeded(lambda: nn.ModuleList(nn.Linear(4, 4) for _ in range(2)))
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        return {"net.0": "columns", "net.2": "rows"}
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        x, y = batch
+        scores, first = self.net(x), x[:, 0] > 0
+        for chosen, expert in zip((first, ~first), self.experts, strict=True):
+            if chosen.any():
+                scores = torch.where(chosen[:, None], expert(scores), scores)
+        return nn.functional.cross_entropy(scores, y)
+
+
+class InTurn(Experts):
+    """Every rank uses the same expert in a step, and none in some; another layer is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = seeded(lambda: nn.Linear(2, 2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        scores = self.net(x)
+        if batch_idx % 3 < 2:
+            scores = self.experts[batch_idx % 3](scores)
+        return nn.functional.cross_entropy(scores, y)
+
+
+def parted() -> DataLoader[Any]:
+    """In every batch of two the first sample goes to the first expert, the second to the second."""
+    x, y = (tensor[:16] for tensor in dataset().tensors)
+    x[::2, 0], x[1::2, 0] = x[::2, 0].abs() + 0.1, -x[1::2, 0].abs() - 0.1
+    return DataLoader(TensorDataset(x, y), batch_size=2)
+
+
+SHARDED = [("fsdp", 2), ({"name": "mesh", "shard": 2, "tensor": 2}, 4)]
+
+
+@pytest.mark.parametrize(("strategy", "devices"), SHARDED, ids=str)
+def test_ranks_that_use_different_parameters_are_refused(strategy: Any, devices: int) -> None:
+    with pytest.raises(WorkerError, match=r"experts\.0\.weight.* on some ranks only.*find_unused_parameters"):
+        train(Experts, strategy, devices, data=parted())
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_zero_refuses_what_a_pass_does_not_reach(stage: int) -> None:
+    with pytest.raises(WorkerError, match=r"without a gradient on rank .*experts\..*find_unused_parameters"):
+        train(Experts, {"name": "zero", "stage": stage}, 2, data=converted(), precision="32-true")
+
+
+def converted() -> DataLoader[Any]:
+    x, y = parted().dataset.tensors  # type: ignore[attr-defined]
+    return DataLoader(TensorDataset(x.float(), y), batch_size=2)
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_what_no_rank_uses_is_left_as_it_is(windows: int) -> None:
+    alone, sharded = (
+        train(InTurn, strategy, devices, accumulate_grad_batches=windows)
+        for strategy, devices in (("single", 1), ("fsdp", 3))
+    )
+    assert max(difference(alone, sharded).values()) < 1e-10
