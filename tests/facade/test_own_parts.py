@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning.own_parts import _OF_PRECISIONS
+from drivetrain.lightning.strategies import meaning_of
 from drivetrain.precision import Precision
 from tests.facade.recorder import QUIET, loader, net
 
@@ -47,6 +49,55 @@ class Device(ours.accelerators.CPUAccelerator):
     @staticmethod
     def is_available() -> bool:
         return True
+
+
+@pytest.fixture
+def registries() -> Iterator[tuple[Any, Any]]:
+    """The registries of accelerators and of strategies, afterwards as they were."""
+    both = ours.accelerators.AcceleratorRegistry, ours.strategies.StrategyRegistry
+    before = [dict(one) for one in both]
+    yield both
+    for one, entries in zip(both, before, strict=True):
+        one.clear()
+        one.update(entries)
+
+
+def test_what_a_project_registers_is_meant_by_its_name(registries: tuple[Any, Any]) -> None:
+    accelerators, strategies = registries
+
+    @accelerators.register("vendor", description="a vendor's devices")
+    class Vendor(ours.accelerators.CPUAccelerator):
+        @staticmethod
+        def setup_device(device: Any) -> None: ...
+
+    strategies.register("named", strategy=Named)
+    strategies.register("two", ours.strategies.DDPStrategy, find_unused_parameters=True)
+    assert {"cpu", "cuda", "vendor"} == accelerators.available_accelerators()
+    assert isinstance(accelerators.get("vendor"), Vendor)
+    assert strategies.get("two").wanted == {"name": "ddp", "find_unused_parameters": True}
+    assert set(strategies.available_strategies()) > {"ddp", "fsdp", "named", "two"}
+    for trainer in (ours.Trainer(strategy="named", **QUIET), ours.Trainer(strategy="two", **QUIET)):
+        assert (trainer.strategy_name, trainer.accelerator_name) == ("ddp", "cpu")
+    with pytest.raises(ConfigurationError, match="Vendor overrides setup_device, which nothing calls here"):
+        ours.Trainer(**{**QUIET, "accelerator": "vendor"})
+
+
+def test_a_registry_answers_as_lightnings_does(registries: tuple[Any, Any]) -> None:
+    for one, name in zip(registries, ("cpu", "ddp"), strict=True):
+        with pytest.raises(ConfigurationError, match="registered already"):
+            one.register(name, Named)
+        one.register(name, Named, override=True)
+        assert isinstance(one.get(name), Named)
+        one.remove(name)
+        with pytest.raises(KeyError, match=f"there is no .*{name}"):
+            one.get(name)
+        assert one.get(name, "a default") == "a default"
+
+
+def test_names_of_strategies_that_a_registry_makes_mean_what_the_trainer_takes_them_for() -> None:
+    for name in ours.strategies.StrategyRegistry:
+        made = ours.strategies.StrategyRegistry.get(name)
+        assert meaning_of(made)[0] == meaning_of(name)[0], name
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import torch
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.registries import Accelerators
 
 __path__: list[str] = []
 
@@ -38,6 +39,9 @@ class CUDAAccelerator(Accelerator):
     @staticmethod
     def auto_device_count() -> int:
         return torch.cuda.device_count()
+
+
+AcceleratorRegistry = Accelerators("accelerator", {"cpu": (CPUAccelerator, {}), "cuda": (CUDAAccelerator, {})})
 
 
 def num_cuda_devices() -> int:

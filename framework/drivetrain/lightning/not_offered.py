@@ -46,7 +46,6 @@ MODULES = {
 NAMES = {
     "": {"Fabric": _FABRIC},
     "accelerators": {
-        "AcceleratorRegistry": "give accelerator='cpu', 'cuda' or 'auto'",
         "MPSAccelerator": _MPS,
         "XLAAccelerator": _TPU,
         "get_cpu_stats": "use DeviceStatsMonitor(cpu_stats=True), or the package psutil",
@@ -119,7 +118,6 @@ NAMES = {
     },
     "strategies": {
         "SingleDeviceXLAStrategy": _TPU,
-        "StrategyRegistry": "register a strategy as an entry point (docs/architecture.md); names: drivetrain.registry",
         "XLAStrategy": _TPU,
         "remove_module_hooks": _INSIDE,
     },

@@ -11,6 +11,7 @@ import torch
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, WrongKindError
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.registries import Strategies
 from drivetrain.strategy import Strategy as Strategy
 
 __path__: list[str] = []
@@ -146,6 +147,15 @@ class ModelParallelStrategy(Asked):
             "ModelParallelStrategy leaves sharding to configure_model: use strategy={'name': 'mesh', 'tensor': 2},"
             " which shards by itself."
         )
+
+
+def _registered() -> dict[str, tuple[type[Asked], dict[str, Any]]]:
+    kinds = {kind.means: kind for kind in (SingleDeviceStrategy, DDPStrategy, FSDPStrategy, DeepSpeedStrategy)}
+    options = {name: dict(wanted) for name, wanted in NAMES.items()}
+    return {name: (kinds[wanted.pop("name")], wanted) for name, wanted in options.items()}
+
+
+StrategyRegistry = Strategies("strategy", _registered())
 
 
 def meaning_of(strategy: Any) -> tuple[Any, dict[str, Any]]:

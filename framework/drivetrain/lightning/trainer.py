@@ -23,11 +23,11 @@ from drivetrain.data import DataModule
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names, passed_over
-from drivetrain.lightning.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
 from drivetrain.lightning.plugins import environment_of, meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
-from drivetrain.lightning.strategies import Asked, meaning_of
+from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
 from drivetrain.loops.names import LoopToCome
@@ -137,6 +137,7 @@ class Trainer(drivetrain.trainer.Trainer):
                 f"model_registry={model_registry!r}: nothing is uploaded to a vendor's registry: leave it out and copy"
                 " trainer.checkpoint_callback.best_model_path where you want it."
             )
+        strategy, accelerator = StrategyRegistry.meant_by(strategy), AcceleratorRegistry.meant_by(accelerator)
         refuse_what_is_not_called(strategy, accelerator, plugins)
         given["strategy"], settings = meaning_of(strategy)
         if isinstance(accelerator, Accelerator):
