@@ -50,6 +50,10 @@ class Callback:
         if self._logs_to is not None:
             self._logs_to.log_dict(*args, **options)
 
+    def _log_to(self, module: TrainModule | None) -> None:
+        # No assignment: a callback that is a network as well would take the module for one of its layers.
+        vars(self)["_logs_to"] = module
+
     @property
     def state_key(self) -> str:
         """Under which the callback's state lies in a checkpoint; unique among the callbacks of a run."""

@@ -44,7 +44,7 @@ class Hooks:
             return
         now[:] = [self.trainer.take_callback(callback) for callback in now]
         for callback in now:
-            callback._logs_to = self.module
+            callback._log_to(self.module)
         self.callbacks = now
         self._resolve_all()
 

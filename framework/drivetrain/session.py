@@ -75,7 +75,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
         finally:
             phase.current.name = phase.SETUP
             for callback in trainer.callbacks:
-                callback._logs_to = None
+                callback._log_to(None)
             trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
 
 
@@ -137,7 +137,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     extra = module.configure_callbacks()
     trainer.use_callbacks(extra if isinstance(extra, (list, tuple)) else [extra])
     for callback in trainer.callbacks:
-        callback._logs_to = module
+        callback._log_to(module)
     if request.stage == "fit":
         check_needs(trainer)  # those of configure_callbacks are known only now
     kind = ProfiledHooks if trainer.profiler.measures else Hooks

@@ -396,12 +396,38 @@ def test_boring_classes() -> None:
         assert trainer.global_step == 2
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        *(("loggers", f"{name}Logger") for name in ("Comet", "Lit", "Neptune")),
+        *(("accelerators", f"{name}Accelerator") for name in ("MPS", "XLA")),
+        *(("strategies", f"{name}XLAStrategy") for name in ("", "SingleDevice")),
+    ],
+)
+def test_what_is_for_another_machine_can_be_named_and_not_made(module: str, name: str) -> None:
+    """A project derives its logger from a service's, and uses another one."""
+    kind = vars(vars(L)[module])[name]
+
+    class Own(kind):
+        def __init__(self, project: str) -> None:
+            super().__init__(project_name=project)
+
+    trainer = L.Trainer(**QUIET, logger=False)
+    assert not isinstance(trainer.strategy, kind)
+    assert not isinstance(trainer.accelerator, kind)
+    if module == "accelerators":
+        assert (kind.is_available(), kind.auto_device_count()) == (False, 0)
+    for made in (kind, lambda: Own("a project")):
+        with pytest.raises(L.utilities.exceptions.MisconfigurationException, match=f"^{name} is not offered: "):
+            made()
+
+
 def test_the_way_out_is_said_however_it_is_asked_for() -> None:
-    said = "WandbLogger or MLFlowLogger"
+    said = "use PyTorchProfiler"
     with pytest.raises(ImportError, match=said):
-        exec("from drivetrain.lightning.loggers.comet import CometLogger")
+        exec("from drivetrain.lightning.profilers.xla import XLAProfiler")
     with pytest.raises(AttributeError, match=said):
-        _ = L.loggers.comet.CometLogger
+        _ = L.profilers.xla.XLAProfiler
     with pytest.raises(ImportError, match="build the Trainer in the script"):
         exec("from drivetrain.lightning.pytorch.cli import LightningCLI")
     with pytest.raises(AttributeError, match="build the Trainer in the script"):

@@ -19,6 +19,7 @@ import lightning.fabric
 import lightning.pytorch
 from lightning_utilities.core.rank_zero import WarningCache
 
+from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import not_offered
 from tests.facade.test_surface import SUBMODULES, page
 
@@ -83,11 +84,11 @@ def here(path: str) -> Any:
 
 
 def refusal(path: str) -> str:
-    """What ``from ... import`` says of it."""
+    """What ``from ... import`` says of it, or making an object where only that is refused."""
     module, _, name = f"drivetrain.lightning.{path}".rpartition(".")
     try:
-        exec(f"from {module} import {name}")
-    except ImportError as error:
+        exec(f"from {module} import {name}\n{name}()")
+    except (ImportError, ConfigurationError) as error:
         return str(error)
     return "nothing"
 

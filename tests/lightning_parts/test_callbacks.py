@@ -336,3 +336,38 @@ def test_how_far_a_bar_came_can_be_asked_afterwards(tmp_path: Path) -> None:
         return {"bars": [(one.total, one.disable) for one in bars], "train": bars[0].n}
 
     assert compare(run)["bars"][0][0] == 5
+
+
+def test_a_callback_that_is_a_network_and_a_layer_of_the_module(tmp_path: Path) -> None:
+    """It has weights of its own and is given by ``configure_callbacks``: the module is not a layer of it in turn."""
+
+    def run(L: Any) -> dict[str, Any]:
+        class Scaling(nn.Module, L.Callback):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(3))
+                self.register_buffer("batches", torch.tensor(0))
+
+            def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+                batch[0].mul_(self.scale.detach())
+                self.batches += 1
+
+        def configure_callbacks(self: Any) -> list[Any]:
+            self.scaling = Scaling()
+            return [self.scaling]
+
+        module, path = classifier(L, configure_callbacks=configure_callbacks), tmp_path / L.__name__ / "kept.ckpt"
+        fit = trainer(L, tmp_path, max_epochs=2)
+        fit.fit(module, loader(), loader(9))
+        fit.save_checkpoint(path)
+        saved = torch.load(path, weights_only=False)
+        again = trainer(L, tmp_path, max_epochs=3)
+        again.fit(module, loader(), loader(9), ckpt_path=path)
+        return {
+            "weights": weights(module),
+            "layers": [name for name, _ in module.named_modules()],
+            "saved": saved["state_dict"] | next(iter(saved["callbacks"].values())),
+            "batches": module.scaling.batches,
+        }
+
+    assert compare(run)["batches"] == 18

@@ -6,6 +6,7 @@ import torch
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.refused_classes import refused
 from drivetrain.lightning.registries import Accelerators
 
 __path__: list[str] = []
@@ -41,6 +42,9 @@ class CUDAAccelerator(Accelerator):
         return torch.cuda.device_count()
 
 
+_NOT_HERE = {"is_available": staticmethod(lambda: False), "auto_device_count": staticmethod(lambda: 0)}
+MPSAccelerator = refused("accelerators", "MPSAccelerator", Accelerator, name="mps", **_NOT_HERE)
+XLAAccelerator = refused("accelerators", "XLAAccelerator", Accelerator, name="xla", **_NOT_HERE)
 AcceleratorRegistry = Accelerators("accelerator", {"cpu": (CPUAccelerator, {}), "cuda": (CUDAAccelerator, {})})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.plugin_names import finder
+from drivetrain.lightning.refused_classes import refused
 from drivetrain.logger import Logger as Logger
 from drivetrain.logger import SilentExperiment, SilentLogger, first_worker_experiment
 
@@ -35,6 +36,9 @@ def merge_dicts(
 
 
 DummyLogger, DummyExperiment = SilentLogger, SilentExperiment  # what projects ask a run with fast_dev_run for
+CometLogger = refused("loggers", "CometLogger", Logger)
+LitLogger = refused("loggers", "LitLogger", Logger)
+NeptuneLogger = refused("loggers", "NeptuneLogger", Logger)
 NAMES = {
     "CSVLogger": "lightning_csv",
     "MLFlowLogger": "mlflow",

@@ -11,6 +11,7 @@ import torch
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, WrongKindError
 from drivetrain.lightning import deep_names
+from drivetrain.lightning.refused_classes import refused
 from drivetrain.lightning.registries import Strategies
 from drivetrain.strategy import Strategy as Strategy
 
@@ -147,6 +148,10 @@ class ModelParallelStrategy(Asked):
             "ModelParallelStrategy leaves sharding to configure_model: use strategy={'name': 'mesh', 'tensor': 2},"
             " which shards by itself."
         )
+
+
+SingleDeviceXLAStrategy = refused("strategies", "SingleDeviceXLAStrategy", Asked)
+XLAStrategy = refused("strategies", "XLAStrategy", Asked)
 
 
 def _registered() -> dict[str, tuple[type[Asked], dict[str, Any]]]:
