@@ -7,7 +7,7 @@ checkpoint dictionary where there is one. ``own`` belongs to one rank and is use
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -315,21 +315,33 @@ def _check_names(trainer: Trainer, loaded: store.Loaded) -> None:
 
 
 def check_names(module: TrainModule, weights: Mapping[str, Any]) -> None:
-    """Refuse weights of other names or shapes than the module's."""
+    """Refuse weights of other names or shapes than the module's; not those of layers that take them in their own way
+    (as a buffer that grows to the size that it is given), who refuse what they cannot take."""
     own = module.state_dict()
-    for name in [name for name in own if name in weights]:
+    left = tuple(_loading_by_themselves(module))
+    saved, wanted = ({name for name in names if not name.startswith(left)} for names in (weights, own))
+    for name in [name for name in own if name in saved]:
         theirs, ours = getattr(weights[name], "shape", None), getattr(own[name], "shape", None)
         if theirs != ours:
             raise MisfitError(
                 f"the checkpoint does not fit {type(module).__name__}: {name} has shape {tuple(theirs or ())} in it and"
                 f" {tuple(ours or ())} in the module: build the module as it was saved."
             )
-    if not module.strict_loading:
-        return
-    saved, wanted = set(weights), set(own)
-    if saved != wanted:
+    if module.strict_loading and saved != wanted:
         missing, extra = sorted(wanted - saved), sorted(saved - wanted)
         raise MisfitError(
             f"the checkpoint does not fit {type(module).__name__}: missing {missing[:5] or 'nothing'}, unknown"
             f" {extra[:5] or 'nothing'}: build the module as it was saved, or set strict_loading = False."
         )
+
+
+def _loading_by_themselves(module: TrainModule) -> Iterator[str]:
+    """Beginnings of the names of layers whose class, or a hook on them, has a say in what they load."""
+    for name, layer in module.named_modules():
+        methods = (getattr(type(layer), method) for method in ("load_state_dict", "_load_from_state_dict"))
+        foreign = any(
+            (getattr(method, "__module__", None) or "").partition(".")[0] not in ("torch", "drivetrain")
+            for method in methods
+        )
+        if foreign or layer._load_state_dict_pre_hooks or layer._load_state_dict_post_hooks:
+            yield f"{name}." if name else ""

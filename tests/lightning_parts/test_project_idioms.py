@@ -687,3 +687,55 @@ def test_a_batch_of_an_own_kind_weighs_as_many_samples_as_its_parts_have(tmp_pat
 
     assert run(ours)["checked"] == pytest.approx(0.8), "four samples, four, and two"
     compare(run)
+
+
+class Bank(torch.nn.Module):
+    """A memory that is empty until it is filled, and takes the size of what it is given to load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.empty(0))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.rows.resize_(state_dict[f"{prefix}rows"].shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def forgets_old_names(module: Any, state_dict: Any, prefix: str, *args: Any) -> None:
+    state_dict.pop(f"{prefix}old", None)
+
+
+def without_a_teacher(self: Any, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+    kept = {name: value for name, value in state_dict.items() if not name.startswith("teacher")}
+    return torch.nn.Module.load_state_dict(self, kept, strict, assign)
+
+
+@pytest.mark.parametrize("stage", ["validate", "fit"])
+@pytest.mark.parametrize("kind", ["a layer", "a hook", "the module"])
+def test_layers_that_load_in_their_own_way(tmp_path: Path, kind: str, stage: str) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        torch.manual_seed(3)
+        own = {"load_state_dict": without_a_teacher} if kind == "the module" else {}
+        module, fresh, other = classifier(L, **own), classifier(L, **own), classifier(L)
+        if kind == "a layer":
+            module.bank, fresh.bank, other.bank = Bank(), Bank(), torch.nn.Linear(2, 2)
+            module.bank.rows = torch.arange(6.0).view(3, 2)
+        elif kind == "a hook":
+            module.bank, fresh.bank = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+            module.bank.register_buffer("old", torch.zeros(1))
+            fresh.bank.register_load_state_dict_pre_hook(forgets_old_names)
+        else:
+            module.teacher = torch.nn.Linear(2, 2).requires_grad_(False)
+        path = tmp_path / L.__name__ / "kept.ckpt"
+        fit = trainer(L, tmp_path, max_epochs=1)
+        fit.fit(module, loader())
+        fit.save_checkpoint(path)
+        with pytest.raises((RuntimeError, ValueError), match=r"does not fit|Error\(s\) in loading"):
+            trainer(L, tmp_path).validate(other, loader(), ckpt_path=path, verbose=False)
+        if stage == "fit":
+            trainer(L, tmp_path, max_epochs=2).fit(fresh, loader(), ckpt_path=path)
+        else:
+            trainer(L, tmp_path).validate(fresh, loader(), ckpt_path=path, verbose=False)
+        return weights(fresh)
+
+    compare(run)
