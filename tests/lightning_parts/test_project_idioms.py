@@ -739,3 +739,31 @@ def test_layers_that_load_in_their_own_way(tmp_path: Path, kind: str, stage: str
         return weights(fresh)
 
     compare(run)
+
+
+@pytest.mark.parametrize("loaders", [1, 2])
+def test_hooks_of_an_evaluations_start_draw_what_they_draw_in_lightning(tmp_path: Path, loaders: int) -> None:
+    """A memory bank chooses its rows when validation starts: the loader has drawn its seed by then."""
+
+    def run(L: Any) -> dict[str, Any]:
+        drawn: list[tuple[str, float]] = []
+
+        def drawing(hook: str) -> Any:
+            return lambda self, *args: drawn.append((hook, float(torch.rand(1))))
+
+        stages = ("validation", "test", "predict")
+        names = [f"on_{stage}_{moment}" for stage in stages for moment in ("start", "epoch_start", "epoch_end", "end")]
+        step = {"test_step": lambda self, batch, batch_idx, dataloader_idx=0: None}
+        module = classifier(L, **{name: drawing(name) for name in names}, **step)
+        module_step = type(module).validation_step
+        type(module).validation_step = lambda self, batch, batch_idx, dataloader_idx=0: module_step(self, batch, 0)
+        torch.manual_seed(3)
+        data = [DataLoader(loader(samples).dataset, batch_size=4, shuffle=samples == 9) for samples in (9, 6)[:loaders]]
+        fit = trainer(L, tmp_path, max_epochs=2, num_sanity_val_steps=1)
+        fit.fit(module, DataLoader(loader().dataset, batch_size=4, shuffle=True), data)
+        for stage in ("validate", "test"):
+            getattr(fit, stage)(module, data, verbose=False)
+        found = fit.predict(module, data)
+        return {"drawn": drawn, "weights": weights(module), "found": found, "after": torch.rand(1)}
+
+    assert len(compare(run)["drawn"]) == 4 * (1 + 2 + 1 + 1 + 1)

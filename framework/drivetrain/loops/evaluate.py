@@ -58,6 +58,13 @@ def empty(which: str, source: BatchSource, loaders: int) -> str:
     return f"the {which} data is empty: its loader {number}gives no batch, so nothing comes of it."
 
 
+def _open_first(sources: list[BatchSource]) -> None:
+    """The first loader draws from the generators before hooks of the stage's start do, a further one when its turn
+    comes, as in Lightning."""
+    for source in sources[:1]:
+        source.open()
+
+
 class EvaluateLoop:
     """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
 
@@ -102,11 +109,13 @@ class EvaluateLoop:
             trainer.remember_modes()
             with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
                 hooks.follow()
+                for source in self.sources:
+                    source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
+                _open_first(self.sources)
                 hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")
                 for source in self.sources:
-                    source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
                     self._loader(source, limit)
                     self.metrics.settle(source.index)
                 self.metrics.batch, trainer.published.by_step = None, False
@@ -279,6 +288,7 @@ class PredictLoop:
         trainer.remember_modes()
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+            _open_first(self.sources)
             hooks.of_module("on_predict_model_eval")
             hooks("on_predict_start")
             hooks("on_predict_epoch_start")
