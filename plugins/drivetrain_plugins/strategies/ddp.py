@@ -20,11 +20,13 @@ from torch.optim import Optimizer
 
 from drivetrain.comm import choice
 from drivetrain.comm.bucket_hook import ScheduledAllReduce
+from drivetrain.declaration import Plan
 from drivetrain.errors import TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.compression.hook import CompressedAverage
+from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 # The name of the argument changed in torch 2.13.
 _KNOWN = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -72,6 +74,13 @@ class DistributedDataParallelStrategy(Strategy):
     _bytes_before = _synchronised_before = 0  # of buckets that were made anew in this run
     _frozen: list[nn.Parameter]
     _completed: frozenset[int] = frozenset()  # optimizers whose gradients were averaged since the last backward
+
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if plan.world_size > 1 and "fit" in plan.stages:
+            if plan.compression != "none":
+                refuse_sparse(module, f"compression={plan.compression}")
+            if self.options.topology != "native":
+                refuse_sparse(module, f"topology={self.options.topology}")
 
     def connect(self, job: Job) -> None:
         super().connect(job)

@@ -26,6 +26,7 @@ from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.reached import reached_alike
 from drivetrain_plugins.strategies.replicas import average_buffers
+from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -176,6 +177,8 @@ class FullySharded(Strategy):
             self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if plan.world_size > 1 and "fit" in plan.stages:
+            refuse_sparse(module, f"strategy={plan.strategy}")
         if plan.world_size > 1 and any(True for _ in module.parameters()):  # else configure_model makes them
             blocks_of(module, self.options.wrap)
             if not module.automatic_optimization:

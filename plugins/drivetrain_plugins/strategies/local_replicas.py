@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from drivetrain.declaration import Plan
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
@@ -20,6 +21,7 @@ from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import Averaging
 from drivetrain_plugins.strategies.mean_state import mean_state
 from drivetrain_plugins.strategies.replicas import on_device
+from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 
 class LocalReplicas(Strategy):
@@ -58,6 +60,13 @@ class LocalReplicas(Strategy):
         return self.options.period
 
     # -- coming to be -------------------------------------------------------------------------------------------
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        exact = self.support.exact_with or {}
+        averages_gradients = all(getattr(self.options, name) == value for name, value in exact.items())
+        if plan.world_size > 1 and "fit" in plan.stages and averages_gradients:
+            options = ", ".join(f"{name}={value}" for name, value in exact.items())
+            refuse_sparse(module, f"strategy={plan.strategy} with {options}")
+
     def connect(self, job: Job) -> None:
         super().connect(job)
         self.data = Shard(self.communicator.rank, self.communicator.world_size)

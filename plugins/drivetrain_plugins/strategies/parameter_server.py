@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
+from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, Interrupted, TrainingError
 from drivetrain.launch import Job, signals
 from drivetrain.named_optimizer import named_state, parameter_names
@@ -33,6 +34,7 @@ from drivetrain_plugins.parameter_server.server import Server
 from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
+from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -58,6 +60,10 @@ class ParameterServer(Strategy):
     copies: Copies
 
     # -- coming to be -------------------------------------------------------------------------------------------
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if "fit" in plan.stages:
+            refuse_sparse(module, "strategy=parameter_server")
+
     def connect(self, job: Job) -> None:
         super().connect(job)
         self.roles = Roles.of(job, self.options.servers, self.options.embedded)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.declaration import Plan
 from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
@@ -22,6 +23,7 @@ from drivetrain.named_optimizer import load_named_state, named_state, parameter_
 from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.reached import Reached
+from drivetrain_plugins.strategies.sparse import refuse_sparse
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
 from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
 
@@ -53,6 +55,10 @@ class Zero(Strategy):
     @property
     def _sharded(self) -> bool:
         return self.options.stage == 3
+
+    def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if self.options.stage and "fit" in plan.stages:
+            refuse_sparse(module, f"strategy=zero with stage={self.options.stage}")
 
     def connect(self, job: Job) -> None:
         super().connect(job)
