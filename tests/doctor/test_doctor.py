@@ -77,6 +77,7 @@ def test_limits_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "OMP_NUM_THREADS=1 " in machine._processors(64, 1.5, None).fix
     assert machine._processors(64, 1.5, "1").state == "ok"
     assert machine._open_files(256, resource.RLIM_INFINITY).fix == "ulimit -n 65536 before training"
+    assert "--ulimit nofile=65536" in machine._open_files(64, 64).fix  # which no ulimit of the user's raises
     assert machine._open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).state == "ok"
     assert machine._temporary_folder(tmp_path / "absent").state == "fail"
     assert machine._shared_memory(tmp_path / "absent").state == "warn"

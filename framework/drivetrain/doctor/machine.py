@@ -85,7 +85,11 @@ def _open_files(soft: int, hard: int) -> Finding:
     words = "no limit" if soft == resource.RLIM_INFINITY else f"{soft} at once"
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
         most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-        return Finding(PART, "open files", "warn", words, f"ulimit -n {most} before training")
+        fix = f"ulimit -n {most} before training"
+        if most < LEAST_FILES:  # nobody but the administrator can raise it so far
+            fix = f"the hard limit is {most}: raise it in /etc/security/limits.conf (nofile), or start the container"
+            fix += " with --ulimit nofile=65536"
+        return Finding(PART, "open files", "warn", words, fix)
     return Finding(PART, "open files", "ok", words)
 
 
