@@ -142,6 +142,10 @@ class Callback:
         """Of a resumed fit: optimizers and schedulers are there and get their states next. ``on_load_checkpoint`` was
         called before that, when there were none."""
 
+    def before_division(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        """Of a fit whose strategy divides modules among the ranks (it declares ``divides``): the last moment at which
+        the module is whole and any rank can run its forward alone."""
+
 
 def state_name(callback: Callback) -> str:
     """The callback's state key as text, under which its state is saved: a key may be a class, which a checkpoint that

@@ -106,6 +106,7 @@ class Support:
         replicated: whether every rank has the whole state by itself between two steps, so that one can save it alone
             and all can put it back without a word to each other.
         rounds: whether an epoch is one global step, a round of many local ones.
+        divides: whether the module itself is divided among the ranks, so that no rank can run its forward alone.
     """
 
     fidelity: str = "exact"
@@ -127,6 +128,7 @@ class Support:
     editable: bool = False
     replicated: bool = False
     rounds: bool = False
+    divides: bool = False
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""

@@ -59,7 +59,10 @@ class Summary:
         self.note, self.flops = "", 0
         example = getattr(module, "example_input_array", None)
         self.has_shapes = example is not None
-        if example is not None:
+        if example is not None and any(hasattr(p, "placements") for p in module.parameters()):
+            # Parts of tensors (DTensor): a pass here would wait for the other ranks.
+            self.note = "no shapes: the layers are divided among the ranks"
+        elif example is not None:
             self._trace(module, example, count_flops, compute)
 
     def _trace(self, module: nn.Module, example: Any, count_flops: bool, compute: bool) -> None:

@@ -166,6 +166,10 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     loaded = _checkpoint(trainer, request)
     if trainer.meanings.live_metrics:
         trainer.published.forget()
+    if strategy.support.divides and getattr(strategy, "module", None) is not module:  # it is still whole
+        if stage == "fit":
+            hooks.of_callbacks("before_division")
+        stage_loggers.log_graph(trainer)
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
         metric_states.gather_over(module, strategy.communicator, strategy.predicts, strategy.job.world_size)

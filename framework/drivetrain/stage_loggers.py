@@ -52,10 +52,21 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for logger in trainer.loggers:
         if owners and trainer.enable_autolog_hparams:
             logger.log_hyperparams(params)
-        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
-        with nullcontext() if drawn else rng.kept():
-            logger.log_graph(trainer.lightning_module)
+        if not trainer.strategy.support.divides:
+            _log_graph(trainer, logger)
         logger.save()
+
+
+def log_graph(trainer: Trainer) -> None:
+    """The module's graph by itself, where it will not be whole when hyper-parameters are written."""
+    for logger in trainer.loggers if trainer.is_global_zero else []:
+        _log_graph(trainer, logger)
+
+
+def _log_graph(trainer: Trainer, logger: Logger) -> None:
+    drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # ranks may have to draw alike
+    with nullcontext() if drawn else rng.kept():
+        logger.log_graph(trainer.lightning_module)
 
 
 def _same(one: Any, other: Any) -> bool:

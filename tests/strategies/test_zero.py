@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def reference(make: Any = Classifier, **options: Any) -> Outcome:
     return train(make, validation=loader(23, 5, False), **{**OPTIONS, **options})
 
 
-@pytest.mark.parametrize(("stage", "devices"), [(0, 2), (1, 2), (1, 3), (2, 2), (3, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("stage", "devices"), [(0, 1), (0, 2), (1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
+)
 def test_each_stage_trains_as_one_process(stage: int, devices: int) -> None:
     run = train(strategy=zero(stage), devices=devices, validation=loader(23, 5, False), **OPTIONS)
     assert max(difference(reference(), run).values()) < 1e-6
@@ -76,6 +79,35 @@ def test_evaluation_and_prediction(tmp_path: Path) -> None:
     assert torch.allclose(found, expected, rtol=0, atol=1e-6)
 
 
+# -- one worker --------------------------------------------------------------------------------------------------
+class Breaks(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 3:
+            raise ArithmeticError("on purpose")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_lone_worker_gives_module_and_optimizer_back(stage: int, tmp_path: Path) -> None:
+    """What it takes is a process group in the script's own process, and the fixtures see that nothing is left of it."""
+    run = train(strategy=zero(stage), devices=1, validation=loader(23, 5, False), max_epochs=1, precision="32-true")
+    run.trainer.validate(run.module, loader(23, 5, False), verbose=False)
+    run.trainer.save_checkpoint(tmp_path / "after")
+    assert not torch.distributed.is_initialized()
+    further: dict[str, Any] = {"max_epochs": 2, "precision": "32-true", "seed": 3, **QUIET}
+    module = Classifier()
+    Trainer(devices=1, **further).fit(module, loader(), ckpt_path=tmp_path / "after")
+    whole = train(devices=1, max_epochs=2, precision="32-true")
+    assert max(float((module.state_dict()[k] - w).abs().max()) for k, w in whole.weights.items()) < 1e-6
+
+
+def test_a_lone_worker_that_fails_leaves_nothing() -> None:
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        train(Breaks, zero(2), 1, precision="32-true")
+    gc.collect()  # the error's frames held the engine
+    assert not torch.distributed.is_initialized()
+
+
 # -- state ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -83,6 +115,7 @@ def test_evaluation_and_prediction(tmp_path: Path) -> None:
         ((zero(1), 2), ("single", 1)),
         ((zero(3), 3), (zero(2), 2)),
         (("single", 1), (zero(3), 2)),
+        ((zero(2), 1), (zero(3), 2)),
         ((zero(2), 2), ("ddp", 2)),
         (("ddp", 2), (zero(0), 2)),
     ],

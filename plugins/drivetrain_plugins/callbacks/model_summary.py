@@ -38,15 +38,19 @@ class ModelSummary(Callback):
             raise ConfigurationError(f"ModelSummary(max_depth={max_depth}): use -1 for all levels or 0 and more.")
         self.max_depth = max_depth
         self._summarize_kwargs = summarize_kwargs
+        self._taken: Any = None  # of a module that is divided by the time it is shown
+
+    def before_division(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        if trainer.is_global_zero:
+            self._taken = self._summary(trainer, pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not trainer.is_global_zero:
             return
-        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # else the others would wait for it
+        summary = self._summary(trainer, pl_module) if self._taken is None else self._taken
         if type(self).summarize is not ModelSummary.summarize:
-            self._as_lightnings(pl_module)
+            self._show_as_lightnings(summary)
             return
-        summary = Summary(pl_module, self.max_depth, compute=drawn)
         # No terminal, no colours and no borders: rich then writes plain text.
         console = Console(soft_wrap=False)
         width = None if console.is_terminal else 160
@@ -54,13 +58,19 @@ class ModelSummary(Callback):
             console.print(table(summary, **self._summarize_kwargs), width=width)
         console.print(totals(summary), markup=False, highlight=False)
 
-    def _as_lightnings(self, pl_module: TrainModule) -> None:
-        """Have a project's own ``summarize`` print what Lightning would give it."""
-        if self.max_depth == 0:
-            return
-        from drivetrain.lightning.model_summary import ModelSummary as Columns
+    def _summary(self, trainer: Trainer, pl_module: TrainModule) -> Any:
+        """What is shown; Lightning's columns for a project's own ``summarize``."""
+        if type(self).summarize is not ModelSummary.summarize:
+            from drivetrain.lightning.model_summary import ModelSummary as Columns
 
-        found = Columns(pl_module, self.max_depth)
+            return Columns(pl_module, self.max_depth) if self.max_depth else None
+        drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # else the others would wait for it
+        return Summary(pl_module, self.max_depth, compute=drawn)
+
+    def _show_as_lightnings(self, found: Any) -> None:
+        """Have a project's own ``summarize`` print what Lightning would give it."""
+        if found is None:
+            return
         self.summarize(
             found._get_summary_data(),
             found.total_parameters,

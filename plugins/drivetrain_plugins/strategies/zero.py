@@ -7,6 +7,7 @@ backward pass is one of all ranks.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
 from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
-from drivetrain.launch import Job
+from drivetrain.launch import Job, destroy_process_group, init_group_of_one
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
 from drivetrain.precision import Precision
@@ -51,10 +52,17 @@ class Zero(Strategy):
     _engine: Any = None
     _whole: Whole | None = None
     _reached: Reached | None = None
+    _model: Any = None
+    _lone_group = False
+
+    @property
+    def _stage(self) -> int:
+        """A lone worker's part of the parameters is all of them: the third stage would be the second with more work."""
+        return min(self.options.stage, 2) if self.job.world_size == 1 else self.options.stage
 
     @property
     def _sharded(self) -> bool:
-        return self.options.stage == 3
+        return self._stage == 3
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
         if self.options.stage and "fit" in plan.stages:
@@ -62,14 +70,29 @@ class Zero(Strategy):
 
     def connect(self, job: Job) -> None:
         super().connect(job)
-        self._guest = Guest(job)
-        self._deepspeed = self._guest.deepspeed
         self._set_data(sharded=False)
+
+    def _invite(self) -> None:
+        """DeepSpeed wants a process group of one worker, too; a script may make its own between two stages."""
+        if self._guest is None:
+            self._lone_group = self.job.world_size == 1 and init_group_of_one(self.job, self.device)
+            self._guest = Guest(self.job)
+            self._deepspeed = self._guest.deepspeed
+
+    def _see_off(self, failed: bool) -> None:
+        if self._guest is not None:
+            self._guest.leave()
+            self._guest = None
+        if self._lone_group:
+            self._lone_group = False
+            destroy_process_group(failed=failed)
+            gc.collect()  # the engine, a ring of references, holds groups, whose threads and port would stay with it
 
     def _set_data(self, sharded: bool) -> None:
         self.data = Shard(self.communicator.rank, self.communicator.world_size, lockstep=sharded)
 
     def prepare(self, module: TrainModule, stage: str) -> None:
+        self._invite()
         self._release()
         super().prepare(module, stage)
         self._average_buffers = stage == "fit" and self.data.size > 1
@@ -101,10 +124,11 @@ class Zero(Strategy):
         if self._sharded:
             for parameter in module.parameters(recurse=False):  # no sub-module's forward would gather these
                 self._deepspeed.zero.register_external_parameter(model, parameter)
-        self._engine = build(self._deepspeed, model, optimizers[0], self.options)
+        self._own = {parameter: set(vars(parameter)) for parameter in module.parameters()}
+        self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options)
         self._model, self._optimizer = model, optimizers[0]
         self.holds_part = self._sharded
-        if self.options.stage:
+        if self._stage:
             layout = Slices(self._engine, self.communicator.rank) if self._sharded else Fragments(self._engine)
             optimized = {name for group in self._group_names for name in group}
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
@@ -122,7 +146,7 @@ class Zero(Strategy):
         if step.first and self._dirty:  # an epoch ended within a window, whose gradients are not wanted
             self._clear()
         loss = super().forward_backward(step)
-        if loss is None and self.options.stage >= 2 and self.data.size > 1:
+        if loss is None and self._stage >= 2 and self.data.size > 1:
             raise TrainingError(
                 f"training_step returned None on rank {self.job.rank}, and under strategy=zero with stage"
                 f" {self.options.stage} every rank takes part in every backward pass: return a loss multiplied by"
@@ -159,7 +183,7 @@ class Zero(Strategy):
             self._divide(weight)
         self._engine.step()
         self._dirty = False
-        if weight and self.options.stage:
+        if weight and self._stage:
             self._engine.optimizer.override_loss_scale(1.0)
         return bool(self._engine.was_step_applied())
 
@@ -175,7 +199,7 @@ class Zero(Strategy):
 
     def _divide(self, weight: float) -> None:
         """Divide the gradients, which the engine still has to reduce, by ``weight``."""
-        if self.options.stage:
+        if self._stage:
             self._engine.optimizer.override_loss_scale(weight)  # undone before it clips and steps
         else:
             torch._foreach_mul_([p.grad for p in self._model.parameters() if p.grad is not None], 1.0 / weight)
@@ -185,7 +209,7 @@ class Zero(Strategy):
         self._set_clip(value)
 
     def _set_clip(self, value: float) -> None:
-        if self.options.stage:
+        if self._stage:
             self._engine.optimizer.clip_grad = value
         else:
             self._engine._config.gradient_clipping = value
@@ -210,8 +234,8 @@ class Zero(Strategy):
     _average_buffers = False
 
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
-        if self._engine is None:
-            return super().state_dict(optimizers)
+        if self._engine is None:  # the states of several ranks went with it
+            return super().state_dict(optimizers if self.job.world_size == 1 else [])
         module = self._weights()
         states = []
         if optimizers and self._whole is None:
@@ -279,10 +303,17 @@ class Zero(Strategy):
             parameters: list[Any] = list(self.module.parameters())
             parameters[0].all_gather(parameters)
 
+    def give_back(self, optimizers: list[Optimizer]) -> None:
+        self._release()
+        self._see_off(failed=False)
+        super().give_back(optimizers)
+
     def _release(self) -> None:
-        """Take the module back from an engine of a stage before."""
+        """Take the module back from an engine of a stage before; of a lone worker its optimizer, too."""
         if self._engine is None:
             return
+        alone = self.job.world_size == 1 and self._whole is not None
+        saved = self.state_dict([self._optimizer])["optimizers"] if alone else []
         if self._sharded:
             self.finish()
         self._engine.destroy()
@@ -290,13 +321,23 @@ class Zero(Strategy):
             full_parameters(self._model)
         if self._reached is not None:
             self._reached.remove()
-        self._engine, self._whole, self._reached, self.holds_part = None, None, None, False
+        for parameter, own in self._own.items():  # what was put on them holds the engine, and with it its groups
+            for name in set(vars(parameter)) - own:
+                delattr(parameter, name)
+        self._own.clear()
+        self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
+        if saved:
+            named = dict(self.module.named_parameters(remove_duplicate=False))
+            for group, names in zip(self._optimizer.param_groups, self._group_names, strict=True):
+                group["params"] = [named[name] for name in names]
+            load_named_state(self.module, self._optimizer, saved[0])
 
     def close(self, error: BaseException | None = None) -> None:
-        if self._engine is not None and error is None:
+        if self.job.world_size == 1:  # nobody else to wait for
+            self._release()
+        elif self._engine is not None and error is None:
             self._engine.destroy()
-        if self._guest is not None:
-            self._guest.leave()
+        self._see_off(failed=error is not None)
         super().close(error)
 
 

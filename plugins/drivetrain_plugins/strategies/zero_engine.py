@@ -64,7 +64,7 @@ def _is_state(name: str, value: Any) -> bool:
     return value is None or (isinstance(value, dict) and name.isupper())
 
 
-def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) -> Any:
+def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, stage: int, options: Any) -> Any:
     """An engine that steps when it is told to: windows of any length, losses already weighted, clipping per step."""
     config = {
         "train_micro_batch_size_per_gpu": 1,
@@ -75,11 +75,11 @@ def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, options: Any) 
         "zero_force_ds_cpu_optimizer": False,
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {
-            "stage": options.stage,
+            "stage": stage,
             "reduce_bucket_size": options.bucket_size,
             "stage3_param_persistence_threshold": options.persistence_threshold,
             # Reduced while backward goes on, which pays where a step is a chain of small messages.
-            "overlap_comm": options.stage == 3,
+            "overlap_comm": stage == 3,
         },
     }
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)

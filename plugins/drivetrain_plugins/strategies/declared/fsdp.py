@@ -42,6 +42,7 @@ FSDP = Declaration(
     support=Support(
         precisions=ALL_PRECISIONS - {"16-mixed"},
         closures=False,
+        divides=True,
     ),
     check=_check,
 )

@@ -110,6 +110,7 @@ _SUPPORT = Support(
     several_optimizers=False,
     closures=False,
     min_world_size=2,
+    divides=True,
 )
 
 

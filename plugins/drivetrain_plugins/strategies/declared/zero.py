@@ -56,7 +56,7 @@ ZERO = Declaration(
         several_optimizers=False,
         closures=False,
         compile=False,
-        min_world_size=2,
+        divides=True,
     ),
     check=_check,
 )
