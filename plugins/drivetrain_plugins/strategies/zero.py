@@ -7,7 +7,6 @@ backward pass is one of all ranks.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
 from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
-from drivetrain.launch import Job, destroy_process_group, init_group_of_one
+from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
 from drivetrain.precision import Precision
@@ -53,7 +52,6 @@ class Zero(Strategy):
     _whole: Whole | None = None
     _reached: Reached | None = None
     _model: Any = None
-    _lone_group = False
 
     @property
     def _stage(self) -> int:
@@ -73,20 +71,14 @@ class Zero(Strategy):
         self._set_data(sharded=False)
 
     def _invite(self) -> None:
-        """DeepSpeed wants a process group of one worker, too; a script may make its own between two stages."""
         if self._guest is None:
-            self._lone_group = self.job.world_size == 1 and init_group_of_one(self.job, self.device)
-            self._guest = Guest(self.job)
+            self._guest = Guest(self.job, self.device)
             self._deepspeed = self._guest.deepspeed
 
     def _see_off(self, failed: bool) -> None:
         if self._guest is not None:
-            self._guest.leave()
+            self._guest.leave(failed)
             self._guest = None
-        if self._lone_group:
-            self._lone_group = False
-            destroy_process_group(failed=failed)
-            gc.collect()  # the engine, a ring of references, holds groups, whose threads and port would stay with it
 
     def _set_data(self, sharded: bool) -> None:
         self.data = Shard(self.communicator.rank, self.communicator.world_size, lockstep=sharded)

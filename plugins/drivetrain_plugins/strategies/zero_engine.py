@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import warnings
 from copy import copy
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain.launch import Job
+from drivetrain.launch import Job, destroy_process_group, init_group_of_one
 
 
 class Guest:
@@ -21,8 +23,9 @@ class Guest:
         deepspeed: the module, ready for ``initialize``.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, device: torch.device) -> None:
         variables = {
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # what importing it would set
             "DS_ACCELERATOR": "cuda" if job.accelerator == "cuda" else "cpu",
             "LOCAL_RANK": str(job.gpu),  # it is taken for the number of the GPU; srun gives none
         }
@@ -41,11 +44,14 @@ class Guest:
         # memory, for minutes. Gloo does that work, and torch's own optimizer steps: there are none, it is told.
         deepspeed.ops.__compatible_ops__ = {}
         _import_muon()
+        # It wants a process group of one worker, too; a script may make its own between two stages. Not made before the
+        # import, which takes the group that is there for a default of functions, for ever.
+        self._lone_group = job.world_size == 1 and init_group_of_one(job, device)
         deepspeed.init_distributed(
             dist_backend=job.backend, auto_mpi_discovery=False, verbose=False, rank=job.rank, world_size=job.world_size
         )
 
-    def leave(self) -> None:
+    def leave(self, failed: bool) -> None:
         """No collective. DeepSpeed keeps groups of a job that has ended; a next job in this process makes its own."""
         from deepspeed.comm import comm
         from deepspeed.utils import groups
@@ -58,6 +64,9 @@ class Guest:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if self._lone_group:
+            destroy_process_group(failed=failed)
+            gc.collect()  # an engine, a ring of references, holds groups, whose threads and port would stay with it
 
 
 def _is_state(name: str, value: Any) -> bool:
