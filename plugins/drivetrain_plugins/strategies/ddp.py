@@ -221,6 +221,9 @@ class DistributedDataParallelStrategy(Strategy):
         if step.last:
             self._refuse_missing_gradients()
             self._synchronised += 1
+            if self._frozen and (thawed := [p for p in self._frozen if p.requires_grad]):
+                # By the step itself (or between its micro-batches): the next one has buckets for them, this one not.
+                self._average_gradients(thawed, compressed=False)
         return None if loss is None else loss.detach()
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
@@ -294,7 +297,7 @@ class DistributedDataParallelStrategy(Strategy):
         if self.weighted:  # also where this rank's own weight is zero: the others divide too
             self.scale_gradients(optimizer, torch.where(weight > 1e6 * _WEIGHTLESS, 1.0 / weight, 1.0))
 
-    def _average_gradients(self, parameters: list[nn.Parameter]) -> None:
+    def _average_gradients(self, parameters: list[nn.Parameter], compressed: bool = True) -> None:
         """Average over ranks what any rank has a gradient for; a rank without one counts as zero."""
         present = torch.tensor([float(p.grad is not None) for p in parameters])
         counts = self.communicator.all_reduce(present.to(self.communicator.device)).tolist()
@@ -302,7 +305,7 @@ class DistributedDataParallelStrategy(Strategy):
         for p in used:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        if self._compressed is not None:
+        if self._compressed is not None and compressed:
             if used:
                 self._compressed.average_gradients(used)
             return
