@@ -79,6 +79,17 @@ def test_plain_text_on_the_first_rank(make_trainer: Callable[..., Any], capsys: 
     assert capsys.readouterr().out == ""
 
 
+def test_what_was_taken_of_one_module_is_not_shown_for_another(
+    make_trainer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    callback, trainer, small = ModelSummary(), make_trainer(), nn.Linear(2, 3)
+    callback.before_division(trainer, small)  # type: ignore[arg-type]
+    callback.on_fit_start(trainer, Net())  # type: ignore[arg-type]
+    assert "1.5 K parameters" in capsys.readouterr().out
+    callback.on_fit_start(trainer, small)  # type: ignore[arg-type]
+    assert "9 parameters" in capsys.readouterr().out
+
+
 def test_readable() -> None:
     assert [readable(n) for n in (0, 999, 1000, 1199882, 250_000_000, 7 * 10**9)] == [
         "0",

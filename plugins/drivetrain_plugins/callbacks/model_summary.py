@@ -38,16 +38,17 @@ class ModelSummary(Callback):
             raise ConfigurationError(f"ModelSummary(max_depth={max_depth}): use -1 for all levels or 0 and more.")
         self.max_depth = max_depth
         self._summarize_kwargs = summarize_kwargs
-        self._taken: Any = None  # of a module that is divided by the time it is shown
+        self._taken: tuple[TrainModule, Any] | None = None  # of a module that is divided by the time it is shown
 
     def before_division(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if trainer.is_global_zero:
-            self._taken = self._summary(trainer, pl_module)
+            self._taken = pl_module, self._summary(trainer, pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if not trainer.is_global_zero:
             return
-        summary = self._summary(trainer, pl_module) if self._taken is None else self._taken
+        taken = self._taken if self._taken is not None and self._taken[0] is pl_module else None
+        summary = self._summary(trainer, pl_module) if taken is None else taken[1]
         if type(self).summarize is not ModelSummary.summarize:
             self._show_as_lightnings(summary)
             return
