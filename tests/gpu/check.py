@@ -7,16 +7,18 @@ Each line ends with what was seen; the command exits with 1 if anything is not a
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from typing import Any
 
 import torch
 
 from drivetrain import Trainer
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WorkerError
 from tests.compression.test_compressors import LOSSY
 from tests.compression.test_runs import CLOSE, EXACT, Watch, fewer_bytes
 from tests.runs import QUIET, Classifier, Gan, difference, loader, train
+from tests.strategies.test_reached import Experts, parted
 
 GPU: dict[str, Any] = {"accelerator": "gpu"}
 
@@ -105,6 +107,23 @@ def compressed(name: str) -> str:
     return f"largest difference of a loss {worst:.1e}"
 
 
+def experts(strategy: Any) -> str:
+    """Where the ranks use different parameters the job ends with a sentence, in seconds: also where one of them uses
+    all, so that what the engine reduces differs in size."""
+    told = []
+    for batch_size in (2, 3):
+        started = time.monotonic()
+        try:
+            precision = "32-true" if "zero" in str(strategy) else "64-true"
+            data = parted(batch_size, torch.float32 if "zero" in str(strategy) else torch.float64)
+            run = train(Experts, strategy, 2, data=data, precision=precision, **GPU)
+        except WorkerError as error:
+            told.append(f"{time.monotonic() - started:.0f} s: {str(error).splitlines()[0][:160]}")
+        else:
+            raise AssertionError(f"it trained: {run.curve}")
+    return "; ".join(told)
+
+
 def refusals() -> str:
     """More GPUs than there are is one sentence before anything starts."""
     count = torch.cuda.device_count()
@@ -122,6 +141,8 @@ def main(words: list[str]) -> int:
     checks += [(f"mixed {p}", lambda p=p: mixed(p)) for p in ("bf16-mixed", "16-mixed")]  # type: ignore[misc]
     checks += [(f"compression {c}", lambda c=c: compressed(c)) for c in LOSSY]  # type: ignore[misc]
     checks.append(("sharded", sharded))
+    for strategy in ("fsdp", {"name": "zero", "stage": 1}, {"name": "zero", "stage": 3}):
+        checks.append((f"experts {strategy}", lambda strategy=strategy: experts(strategy)))  # type: ignore[misc]
     for name, check in checks:
         if words and not name.startswith(tuple(words)):
             continue

@@ -47,11 +47,12 @@ class InTurn(Experts):
         return nn.functional.cross_entropy(scores, y)
 
 
-def parted() -> DataLoader[Any]:
-    """In every batch of two the first sample goes to the first expert, the second to the second."""
+def parted(batch_size: int = 2, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
+    """The samples go to the first expert and to the second by turns: of a batch of two on two ranks each rank uses one
+    expert, and of a batch of three one rank uses both."""
     x, y = (tensor[:16] for tensor in dataset().tensors)
     x[::2, 0], x[1::2, 0] = x[::2, 0].abs() + 0.1, -x[1::2, 0].abs() - 0.1
-    return DataLoader(TensorDataset(x, y), batch_size=2)
+    return DataLoader(TensorDataset(x.to(dtype), y), batch_size=batch_size)
 
 
 SHARDED = [("fsdp", 2), ({"name": "mesh", "shard": 2, "tensor": 2}, 4)]
@@ -66,12 +67,7 @@ def test_ranks_that_use_different_parameters_are_refused(strategy: Any, devices:
 @pytest.mark.parametrize("stage", [1, 3])
 def test_zero_refuses_what_a_pass_does_not_reach(stage: int) -> None:
     with pytest.raises(WorkerError, match=r"without a gradient on rank .*experts\..*find_unused_parameters"):
-        train(Experts, {"name": "zero", "stage": stage}, 2, data=converted(), precision="32-true")
-
-
-def converted() -> DataLoader[Any]:
-    x, y = parted().dataset.tensors  # type: ignore[attr-defined]
-    return DataLoader(TensorDataset(x.float(), y), batch_size=2)
+        train(Experts, {"name": "zero", "stage": stage}, 2, data=parted(dtype=torch.float32), precision="32-true")
 
 
 @pytest.mark.parametrize("windows", [1, 2])

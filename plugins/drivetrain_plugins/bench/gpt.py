@@ -71,10 +71,17 @@ def _list(text: str) -> list[int]:
     return [positive(number) for number in text.split(",")]
 
 
+def _names() -> list[str]:
+    return sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
+
+
 def parser() -> Parser:
-    names = sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
     made = Parser(prog="python -m drivetrain.bench gpt", description=__doc__)
-    made.add_argument("--strategies", default=",".join(names), help="names, with commas between (default: all)")
+    made.add_argument(
+        "--strategies",
+        default=",".join(_names()),
+        help="rows or kinds of them, with commas between (default: all)",
+    )
     made.add_argument(
         "--devices", type=_list, default="1,2", help="numbers of processes, with commas between (default: 1,2)"
     )
@@ -92,10 +99,10 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(list(argv))
     wanted = arguments.strategies.split(",")
-    known = sorted({contest.strategy.split(" ")[0] for contest in CONTESTS})
+    rows_named = [contest.strategy for contest in CONTESTS]
     for name in wanted:
-        if name not in known:
-            raise ConfigurationError(f"--strategies {name}: {nearest(name, known)}")
+        if name not in _names() and name not in rows_named:
+            raise ConfigurationError(f"--strategies {name}: {nearest(name, [*_names(), *rows_named])}")
     if arguments.json is not None:
         require_writable(arguments.json, "--json")
     rows: list[dict[str, Any]] = []
@@ -104,7 +111,8 @@ def main(argv: Sequence[str]) -> int:
     for devices in arguments.devices:
         for contest in CONTESTS:
             alone = contest.strategy == "single"
-            if contest.strategy.split(" ")[0] not in wanted or devices < contest.least or (alone and devices > 1):
+            asked = contest.strategy in wanted or contest.strategy.split(" ")[0] in wanted
+            if not asked or devices < contest.least or (alone and devices > 1):
                 continue
             row = _job(contest, devices, arguments)
             scale = contest.scale(devices)
