@@ -112,7 +112,7 @@ class StrategyView:
         if name not in _OPS:
             raise ConfigurationError(f"strategy.reduce(reduce_op={reduce_op!r}): use one of {', '.join(_OPS)}.")
         value = tensor.detach().to(self.device).clone()
-        if _OPS[name] == "average" and not value.is_floating_point():
+        if _OPS[name] == "average" and not (value.is_floating_point() or value.is_complex()):
             value = value.float()
         return self.communicator.all_reduce(value, cast("ReduceOp", _OPS[name])).to(tensor.device)
 

@@ -1,6 +1,7 @@
 """The communication hook in which a topology and a compressor meet: buckets become small, travel, become whole."""
 
 # No postponed annotations: torch compares the hook's annotations with its own classes.
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,13 @@ class CompressedAverage(BucketAverage):
         self.memory.settle(stepped)
 
     def average(self, index: int, bucket: torch.Tensor) -> torch.Tensor:
-        layout, ranks = self._layouts[index], self.communicator.world_size
+        if bucket.numel():  # one of empty parameters only holds nothing that a compressor could look at
+            # To compressors a complex number is two entries: their formats, and products of matrices, are of real ones.
+            self._average(self._layouts[index], torch.view_as_real(bucket).view(-1) if bucket.is_complex() else bucket)
+        return bucket
+
+    def _average(self, layout: _Layout, bucket: torch.Tensor) -> None:
+        ranks = self.communicator.world_size
         self.bytes_dense += 2 * bucket.nbytes * (ranks - 1) // ranks
         place = layout.exact
         exact = None if place is None else bucket[place : place + 1].clone()
@@ -99,7 +106,6 @@ class CompressedAverage(BucketAverage):
             bucket.copy_(mean)
         if exact is not None and place is not None:
             bucket[place : place + 1] = self._transport.all_reduce(exact).div_(ranks)
-        return bucket
 
     def _compressed(self, flat: torch.Tensor, segments: tuple[Segment, ...]) -> torch.Tensor:
         scale, memory = self.loss_scale, self.memory
@@ -115,10 +121,11 @@ class CompressedAverage(BucketAverage):
     def _layout(self, parameters: list[Any]) -> _Layout:
         segments, exact, at = [], None, 0
         for parameter in parameters:
-            stop = at + parameter.numel()
+            shape = (*parameter.shape, 2) if parameter.is_complex() else tuple(parameter.shape)
+            stop = at + math.prod(shape)
             if parameter is self._exact:
                 exact = at
             else:
-                segments.append(Segment(self._names[id(parameter)], at, stop, tuple(parameter.shape)))
+                segments.append(Segment(self._names[id(parameter)], at, stop, shape))
             at = stop
         return _Layout(tuple(segments), exact)

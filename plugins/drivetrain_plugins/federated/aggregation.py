@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from drivetrain_plugins.strategies.averaging import Averaging
+from drivetrain_plugins.strategies.averaging import Averaging, has_mean
 
 
 class WeightedMean:
@@ -19,9 +19,9 @@ class WeightedMean:
         self.sums = {
             name: torch.zeros_like(t, dtype=torch.float32 if t.dtype.itemsize == 2 else t.dtype)
             for name, t in start.items()
-            if t.is_floating_point()
+            if has_mean(t)
         }
-        self.counters = {name: t.to(torch.int64, copy=True) for name, t in start.items() if not t.is_floating_point()}
+        self.counters = {name: t.to(torch.int64, copy=True) for name, t in start.items() if not has_mean(t)}
 
     def add(self, model: dict[str, torch.Tensor], samples: int) -> None:
         """Take in a client's ``model``, trained on ``samples`` samples."""

@@ -11,6 +11,11 @@ from drivetrain.comm.communicator import Communicator
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def has_mean(tensor: torch.Tensor) -> bool:
+    """Whether replicas that differ in ``tensor`` meet in their mean: real and complex numbers do, counts do not."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 class Averaging:
     """One all-reduce for each dtype, in the order of ``tensors``; every rank calls with the same shapes.
 
@@ -37,7 +42,7 @@ class Averaging:
         return 2 * size * (self.communicator.world_size - 1) // self.communicator.world_size
 
     def mean(self, tensors: Sequence[torch.Tensor], counts: bool = True) -> None:
-        """Replace floating-point ``tensors`` by their mean over the ranks. ``counts``: as traffic of the training."""
+        """Replace ``tensors`` that have one by their mean over the ranks. ``counts``: as traffic of the training."""
         self._reduce(tensors, counts, self.communicator.world_size)
 
     def sum(self, tensors: Sequence[torch.Tensor], counts: bool = True) -> None:

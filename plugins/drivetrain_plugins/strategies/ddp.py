@@ -26,6 +26,7 @@ from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.compression.hook import CompressedAverage
+from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 # The name of the argument changed in torch 2.13.
@@ -44,7 +45,7 @@ class _Replica(nn.Module):
         super().__init__()
         self.module = module
         first = next(p for p in module.parameters() if p.requires_grad)
-        dtype = torch.float32 if first.dtype in _HALF else first.dtype
+        dtype = torch.float32 if first.dtype in _HALF else first.dtype.to_real()
         self.ticket = nn.Parameter(torch.zeros((), dtype=dtype, device=first.device))
         self.last_first = False
 
@@ -340,10 +341,10 @@ class DistributedDataParallelStrategy(Strategy):
     def consensus(self) -> Iterator[None]:
         """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
         if self._average_buffers:
-            floating = [b for b in self.module.buffers() if b.is_floating_point()]
-            if floating:
+            averaged = [b.detach() for b in self.module.buffers() if has_mean(b)]
+            if averaged:
                 with torch.no_grad():
-                    self.average([b.detach() for b in floating])
+                    self.average(averaged)
         yield
 
     _average_buffers = False

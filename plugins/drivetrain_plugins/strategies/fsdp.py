@@ -22,6 +22,7 @@ from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
+from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.reached import reached_alike
@@ -179,6 +180,8 @@ class FullySharded(Strategy):
     def check_module(self, module: TrainModule, plan: Plan) -> None:
         if plan.world_size > 1 and "fit" in plan.stages:
             refuse_sparse(module, f"strategy={plan.strategy}")
+        if plan.world_size > 1:
+            refuse_complex(module, f"strategy={plan.strategy}")
         if plan.world_size > 1 and any(True for _ in module.parameters()):  # else configure_model makes them
             blocks_of(module, self.options.wrap)
             if not module.automatic_optimization:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.launch import Job
+from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.declared.gossip import mixing_matrix, sources
 from drivetrain_plugins.strategies.local_replicas import LocalReplicas
 
@@ -35,7 +36,7 @@ class Neighbourhood:
 
     @torch.no_grad()
     def mix(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace floating-point ``tensors`` by their mixture, one message for each dtype and neighbour."""
+        """Replace ``tensors`` by their mixture, one message for each dtype and neighbour."""
         for dtype in sorted({t.dtype for t in tensors}, key=str):
             group = [t for t in tensors if t.dtype == dtype]
             flat = torch.cat([t.detach().reshape(-1) for t in group])
@@ -77,7 +78,7 @@ class Gossip(LocalReplicas):
         self.neighbourhood = Neighbourhood(heard, self.options.weights, self.communicator)
 
     def mix(self) -> None:
-        self.neighbourhood.mix([t for t in self.held().values() if t.is_floating_point()])
+        self.neighbourhood.mix([t for t in self.held().values() if has_mean(t)])
 
     def traffic(self) -> dict[str, int]:
         sent = super().traffic()

@@ -18,7 +18,7 @@ from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
 from drivetrain.strategy import Shard, SkipStep, Strategy
-from drivetrain_plugins.strategies.averaging import Averaging
+from drivetrain_plugins.strategies.averaging import Averaging, has_mean
 from drivetrain_plugins.strategies.mean_state import mean_state
 from drivetrain_plugins.strategies.replicas import on_device
 from drivetrain_plugins.strategies.sparse import refuse_sparse
@@ -53,7 +53,7 @@ class LocalReplicas(Strategy):
 
     def settle(self) -> None:
         """Put the weights that are validated and saved into the module: here the mean of the replicas."""
-        self.averaging.mean([t for t in self.held().values() if t.is_floating_point()], counts=False)
+        self.averaging.mean([t for t in self.held().values() if has_mean(t)], counts=False)
 
     @property
     def period(self) -> int:
@@ -98,7 +98,7 @@ class LocalReplicas(Strategy):
 
     def average_buffers(self) -> None:
         """Each rank saw other batches: running statistics (BatchNorm) become their mean; counts are equal already."""
-        self.averaging.mean([b.detach() for b in self.module.buffers() if b.is_floating_point()], counts=False)
+        self.averaging.mean([b.detach() for b in self.module.buffers() if has_mean(b)], counts=False)
 
     # -- a step -------------------------------------------------------------------------------------------------
     def optimizer_step(
@@ -119,7 +119,7 @@ class LocalReplicas(Strategy):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         missing = [p.grad is None for p in parameters]
         device = parameters[0].device if parameters else self.device
-        exact = torch.float64 if any(p.dtype == torch.float64 for p in parameters) else torch.float32
+        exact = torch.float64 if any(p.dtype.to_real() == torch.float64 for p in parameters) else torch.float32
         marks = on_device([*(float(not m) for m in missing), float(self.contributed), self.weight], exact, device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         self.averaging.mean([*gradients, marks])

@@ -23,6 +23,7 @@ from drivetrain.declaration import Plan
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies import dtensors
+from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
@@ -49,6 +50,8 @@ class Mesh(Strategy):
         return sizes(self.options, world_size)
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if self.sizes(plan.world_size).shard > 1:
+            refuse_complex(module, "strategy=mesh with shard above 1")
         if any(True for _ in module.parameters()):  # else configure_model builds it, and prepare sees it
             check_plan(module, self.sizes(plan.world_size).tensor)
 

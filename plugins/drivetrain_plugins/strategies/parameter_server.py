@@ -34,6 +34,7 @@ from drivetrain_plugins.parameter_server.server import Server
 from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
+from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ class ParameterServer(Strategy):
             if self._average_buffers and self.module.training:
                 with torch.no_grad():
                     for buffer in self.module.buffers():
-                        if buffer.is_floating_point():
+                        if has_mean(buffer):
                             buffer.copy_(self.communicator.all_reduce(buffer.detach().clone()) / self.data.size)
         yield
 

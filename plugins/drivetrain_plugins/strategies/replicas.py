@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.comm.communicator import Communicator
+from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.dtensors import local
 
 
@@ -28,7 +29,7 @@ def reduce_gradients(
     for p in absent:
         p.grad = torch.zeros_like(p)
     gradients = [local(p.grad) for p in trained if p.grad is not None]
-    exact = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
+    exact = torch.float64 if any(g.dtype.to_real() == torch.float64 for g in gradients) else torch.float32
     device = gradients[0].device if gradients else replicas.device
     head = on_device([*known, *present], exact, device)
     reduce(replicas, [head, *gradients], divisor)
@@ -57,7 +58,7 @@ def reduce(replicas: Communicator, tensors: Sequence[Tensor], divisor: float) ->
 
 def average_buffers(replicas: Communicator, buffers: Iterable[Tensor]) -> None:
     """Each replica saw other batches, so running statistics (BatchNorm) differ: replace them by their mean."""
-    floating = [b.detach() for b in buffers if b.is_floating_point()]
-    if floating and replicas.world_size > 1:
+    averaged = [b.detach() for b in buffers if has_mean(b)]
+    if averaged and replicas.world_size > 1:
         with torch.no_grad():
-            reduce(replicas, floating, replicas.world_size)
+            reduce(replicas, averaged, replicas.world_size)

@@ -22,6 +22,8 @@ from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
 from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.strategies.averaging import has_mean
+from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
@@ -63,6 +65,8 @@ class Zero(Strategy):
         return self._stage == 3
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
+        if "fit" in plan.stages:
+            refuse_complex(module, "strategy=zero")
         if self.options.stage and "fit" in plan.stages:
             refuse_sparse(module, f"strategy=zero with stage={self.options.stage}")
 
@@ -219,7 +223,7 @@ class Zero(Strategy):
         """Each rank saw other batches, so running statistics (BatchNorm) differ: their mean is evaluated and saved."""
         if self._average_buffers:
             for buffer in self.module.buffers():
-                if buffer.is_floating_point():
+                if has_mean(buffer):
                     self.communicator.all_reduce(buffer.detach(), "average")
         yield
 
