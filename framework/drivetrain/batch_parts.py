@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from drivetrain.errors import TrainingError
 from drivetrain.strategy import Shard
 
 
@@ -91,19 +92,69 @@ def batch_size(batch: Any, uncut: bool = False) -> int | None:
 
 
 def take(batch: Any, total: int, rows: slice) -> Any:
-    """``rows`` of a collated batch of ``total`` samples: of every tensor, array and plain list of that length."""
-    if isinstance(batch, Tensor) or (hasattr(batch, "shape") and hasattr(batch, "__getitem__")):
+    """``rows`` of a collated batch of ``total`` samples: of every tensor, array and list of samples of that length.
+    What else is named (a dict's value, a record's field) all replicas share.
+
+    Raises:
+        TrainingError: a list has parts of several lengths, so that it does not show which of them are samples.
+    """
+    return _take(batch, total, rows, top=True)
+
+
+def _take(batch: Any, total: int, rows: slice, top: bool = False) -> Any:
+    if _is_array(batch):
         return batch[rows] if batch.ndim and batch.shape[0] == total else batch
     if isinstance(batch, Mapping):
-        return {key: take(value, total, rows) for key, value in batch.items()}
+        return {key: _take(value, total, rows) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(take(value, total, rows) for value in batch))
+        return type(batch)(*(_take(value, total, rows) for value in batch))
     if isinstance(batch, (list, tuple)):
-        if len(batch) == total and all(isinstance(item, (str, bytes, int, float, type(None))) for item in batch):
+        if _lists_samples(batch, total):
             return batch[rows]
-        return type(batch)(take(value, total, rows) for value in batch)
+        lengths = {length for item in batch if (length := _length(item, total)) is not None}
+        if lengths - {total} or (not top and len(batch) == total and total in lengths):
+            raise TrainingError(
+                f"a batch of {total} samples, as its first tensor has it, holds a {type(batch).__name__} of"
+                f" {len(batch)} with parts of length {', '.join(map(str, sorted(lengths)))}, so it does not show how"
+                " to split it among the replicas: let the DataLoader make the batch (batch_size, collate_fn), whose"
+                " samples are split before, give what all replicas share in a dict, or use batch=per_process."
+            )
+        return type(batch)(_take(value, total, rows) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return dataclasses.replace(
-            batch, **{f.name: take(getattr(batch, f.name), total, rows) for f in dataclasses.fields(batch)}
+            batch, **{f.name: _take(getattr(batch, f.name), total, rows) for f in dataclasses.fields(batch)}
         )
     return batch
+
+
+def _is_array(item: Any) -> bool:
+    return isinstance(item, Tensor) or (hasattr(item, "shape") and hasattr(item, "__getitem__"))
+
+
+def _lists_samples(batch: Any, total: int) -> bool:
+    """Whether a list has one item for each sample: a number, a name, something of a length of its own."""
+    if len(batch) != total:
+        return False
+    lengths = {length for item in batch if (length := _length(item, total)) is not None}
+    if lengths:
+        return lengths != {total}
+    # Lists without a tensor are columns where each is a list of samples: pairs of names, collated.
+    return not all(isinstance(item, (list, tuple)) and len(item) == total for item in batch)
+
+
+def _length(item: Any, total: int) -> int | None:
+    """How many parts ``item`` has by its tensors; ``total`` where it lists samples. None where nothing has a length."""
+    if _is_array(item):
+        return int(item.shape[0]) if item.ndim else None
+    if isinstance(item, Mapping):
+        parts: Iterable[Any] = item.values()
+    elif isinstance(item, (list, tuple)):
+        parts = item
+        measured = not hasattr(item, "_fields") and any(_length(one, total) is not None for one in item)
+        if measured and _lists_samples(item, total):
+            return total
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        parts = (getattr(item, field.name) for field in dataclasses.fields(item))
+    else:
+        return None
+    return next((length for part in parts if (length := _length(part, total)) is not None), None)

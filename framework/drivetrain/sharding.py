@@ -19,6 +19,7 @@ from torch.utils.data import SequentialSampler as InOrder
 
 from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
+from drivetrain.collated_part import Part, collates_a_stream, parted
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
 from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options, with_last_batch
@@ -130,13 +131,15 @@ class BatchSource:
         # What reads its samples by a sampler of ours stands where that does.
         readable = self._sampler is None and isinstance(loader, Stateful)
         self._places = Places(loader) if readable else None
+        self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
+        if reshard and not self.natural and collates_a_stream(loader):
+            self.reader = parted(loader, Shard(0, 1) if self.own_stream else shard, self.whole_tail)
         self.reader = watched(self.reader)
         self.at_once: list[BatchSource] = []  # what it reads at once, whose batches need not be of one size
         self.limit_at_once: int | float | None = None  # of the batches of each of these
         self.combined: Any = None  # what these were given as
         self.inner = False  # whether it is one of several that are read at once, whose collections are a source
         self.compared = False  # whether ranks looked if they read the same
-        self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
         self.full_length = self._length()
         self.length = limited(self.full_length, limit)
         self.uncounted = self.full_length == float("inf")  # on any rank
@@ -429,14 +432,17 @@ class BatchSource:
         """This rank's part of a stream's batch; None where it has none."""
         alone = self.shard.size == 1
         whole = alone or self.own_stream
-        total = batch_size(batch, uncut=whole) or 1
+        cut = isinstance(batch, Part)
+        total = batch.total if cut else batch_size(batch, uncut=whole) or 1
+        if cut:
+            batch = batch.batch
         if whole:
             chosen = None if self._noted is None else self._noted.chosen.pop(index, None)
             return MicroBatch(batch, index, total, total, 1, self.index, last, chosen, alone)
         rows, copies = part(total, self.shard, self.whole_tail)
         if rows.start == rows.stop:
             return None
-        mine = batch if copies > 1 else take(batch, total, rows)
+        mine = batch if cut or copies > 1 else take(batch, total, rows)
         even = is_even(total, self.shard, copies)
         return MicroBatch(mine, index, rows.stop - rows.start, total, copies, self.index, last, None, even)
 
