@@ -65,7 +65,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     given = {key: _tensors(owner) for key, owner in _owners(trainer, request).items()}
     result = session.run(trainer, request, job)
     if request.stage == "predict":
-        torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
+        if result is not None:  # a rank that serves predicts nothing
+            torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
         result = None
     weights = {}
     changed = request.stage == "fit" or request.ckpt_path is not None  # else they are the caller's own
@@ -191,8 +192,11 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
             callback.load_state_dict(callbacks[state_name(callback)])
     if request.stage != "predict":
         return from_safe(state["result"])
+    files = sorted(folder.glob("predictions_*.pt"))
+    if not files:
+        return None
     parts: list[list[Any]] = []
-    for file in sorted(folder.glob("predictions_*.pt")):
+    for file in files:
         for number, loader in enumerate(from_safe(torch.load(file, weights_only=True))):
             if number == len(parts):
                 parts.append([])

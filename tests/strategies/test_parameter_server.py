@@ -197,3 +197,13 @@ def test_evaluation_alone() -> None:
     expected = Trainer(strategy="single", precision="64-true", **QUIET).validate(module, data, verbose=False)
     found = Trainer(strategy=server(), devices=3, precision="64-true", **QUIET).validate(module, data, verbose=False)
     assert found[0] == pytest.approx(expected[0], abs=1e-12)
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_predictions_come_once_and_none_of_a_server(embedded: bool) -> None:
+    module, data = Classifier().double(), loader(23, 5, False)
+    expected = torch.cat(Trainer(strategy="single", precision="64-true", **QUIET).predict(module, data))
+    trainer = Trainer(strategy=server(embedded=embedded), devices=3, precision="64-true", **QUIET)
+    found = torch.cat(trainer.predict(module, data))
+    assert found.shape == expected.shape
+    assert float((found - expected).abs().max()) < 1e-12
