@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from drivetrain.batch_limits import as_slice, limited
+from drivetrain.batch_parts import MicroBatch
 from drivetrain.combined import CombinedLoader, combined_length, zipped
 from drivetrain.sharding import BatchSource
 
@@ -29,16 +32,14 @@ class AtOnce:
         self.sources = [BatchSource(loader, **{**of_each, "index": i}) for i, loader in enumerate(combined.flattened)]
         for source in self.sources:
             source.inner = True
+        self._told = False
 
     @property
     def natural(self) -> bool:
         return all(source.natural for source in self.sources)
 
-    def _openings(self) -> list[Callable[[], Iterator[Any]]]:
-        def opening(source: BatchSource) -> Callable[[], Iterator[Any]]:
-            return lambda: (micro.batch for micro in source)
-
-        return [opening(source) for source in self.sources]
+    def _openings(self) -> list[Callable[[], Iterator[MicroBatch]]]:
+        return [partial(iter, source) for source in self.sources]
 
     def __iter__(self) -> Iterator[Any]:
         for source in self.sources:
@@ -48,19 +49,44 @@ class AtOnce:
     def _read(self) -> Iterator[Any]:
         if self.combined.mode == "sequential":
             for opening in self._openings():
-                yield from opening()
+                yield from (micro.batch for micro in opening())
             return
-        for items in islice(zipped(self.combined.mode, self._openings()), as_slice(self._length())):
-            yield self.combined.rebuilt(items)
+        for micros in islice(zipped(self.combined.mode, self._openings()), as_slice(self._length())):
+            self._compare(micros)
+            yield self.combined.rebuilt([None if micro is None else micro.batch for micro in micros])
+
+    def _compare(self, micros: Sequence[MicroBatch | None]) -> None:
+        """A loss of several batches counts for a rank as one: right where the rank has as much of each of them."""
+        if self._told:
+            return
+        parts = [micro for micro in micros if micro is not None]
+        if len({micro.weight / micro.total for micro in parts if micro.total}) > 1:
+            self._told = True
+            had = ", ".join(f"{micro.count} of {micro.total}" for micro in parts)
+            warnings.warn(
+                f"of loaders that are read at once a rank has unlike parts ({had} samples), so the mean of the ranks'"
+                " losses is not quite the loss of one process: for that, make their batches as large as one another,"
+                " or of sizes that the replicas divide, with drop_last=True.",
+                stacklevel=2,
+            )
+
+    @property
+    def endless(self) -> bool:
+        """Whether it shows only in reading how many collections there are."""
+        return any(source.full_length == float("inf") for source in self.sources)
+
+    @property
+    def most(self) -> int | None:
+        """The most collections that there can be where only reading shows it, if that is known."""
+        return as_slice(self._length()) if self.endless else None
 
     def _length(self) -> int | float:
         return combined_length(self.combined.mode, [limited(source.length, self.limit) for source in self.sources])
 
     def __len__(self) -> int:
-        length = self._length()
-        if length == float("inf"):
+        if self.endless:
             raise TypeError("a loader without a length is among them")
-        return int(length)
+        return int(self._length())
 
     def set_epoch(self, epoch: int) -> None:
         for source in self.sources:
@@ -108,7 +134,9 @@ def shown(loaders: Any, sources: list[BatchSource]) -> Any:
 
 def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
     parts = AtOnce(combined, options)
-    made = BatchSource(parts, **{**options, "limit": None, "natural": parts.natural, "own": True, "numbers": False})
+    made = BatchSource(
+        parts, **{**options, "limit": parts.most, "natural": parts.natural, "own": True, "numbers": False}
+    )
     made.at_once, made.combined, made.limit_at_once = parts.sources, combined, parts.limit
     return made
 
