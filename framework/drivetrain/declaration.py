@@ -243,7 +243,7 @@ def conflicts(plan: Plan, declaration: Declaration) -> list[Conflict]:
         f"strategy={name} cannot train a module with automatic_optimization=False: use strategy=ddp.",
     )
     need(
-        plan.automatic_optimization is not False or plan.accumulation == 1,
+        plan.automatic_optimization is not False or plan.accumulation == 1 or "fit" not in plan.stages,
         f"accumulate_grad_batches={plan.accumulation} needs automatic optimisation: a module that steps its optimizers"
         " itself can do so every so many batches.",
     )

@@ -84,10 +84,13 @@ class Entry:
         on_step: bool | None,
         on_epoch: bool | None,
         reduce_fx: Any,
+        *ranks: bool,
     ) -> bool:
-        """Whether these options say of a name that is logged in ``hook`` what the entry has, if in other words."""
-        said = (prog_bar, logger, *_moments(hook, on_step, on_epoch), _REDUCTIONS.get(_called(reduce_fx)))
-        return said == (self.prog_bar, self.logger, self.on_step, self.on_epoch, self.reduction)
+        """Whether these options say of a name that is logged in ``hook`` what the entry has, if in other words;
+        ``ranks``: which ranks have a part in it."""
+        said = (prog_bar, logger, *_moments(hook, on_step, on_epoch), _REDUCTIONS.get(_called(reduce_fx)), *ranks)
+        has = (self.prog_bar, self.logger, self.on_step, self.on_epoch, self.reduction, *self.given[5:])
+        return said == has
 
     def column(self, step: tuple[int, Any, float] | None = None) -> Column:
         """The epoch's contribution, or that of one ``(batch, value, weight)``."""

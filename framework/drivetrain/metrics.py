@@ -93,7 +93,8 @@ class Metrics:
         loader = batch.loader if self.several_loaders and add_dataloader_idx and batch is not None else None
         key = (hook, name, loader)
         entry = self.entries.get(key)
-        given = (prog_bar, logger, on_step, on_epoch, reduce_fx)
+        combined = sync_dist and self.communicator.world_size > 1
+        given = (prog_bar, logger, on_step, on_epoch, reduce_fx, combined, meant_for_one)
         if entry is None:
             _scalar(name, value)
             entry = self.entries[key] = declared(
@@ -105,7 +106,7 @@ class Metrics:
             if entry.on_epoch and entry.metric is None and not (entry.over_ranks or meant_for_one):
                 self._tell_of_own_values(name)
         elif entry.given != given:
-            if entry.given and not entry.means(hook, prog_bar, logger, on_step, on_epoch, reduce_fx):
+            if entry.given and not entry.means(hook, *given):
                 raise MetricError(
                     f"self.log({name!r}, ...) is called in {hook} with other options than before: give the same ones"
                     " each time, or log under another name."
@@ -115,6 +116,11 @@ class Metrics:
             raise MetricError(
                 f"self.log({name!r}, add_dataloader_idx=False) is called in {hook} for several loaders: give each"
                 " loader a name of its own, or leave add_dataloader_idx out."
+            )
+        if hasattr(value, "_forward_cache") != (entry.metric is not None):
+            raise MetricError(
+                f"self.log({name!r}, ...) is given a metric and another kind of value in {hook}: give each a name of"
+                " its own."
             )
         entry.logged = True
         if entry.metric is not None:
@@ -271,7 +277,7 @@ class Metrics:
                 value = metric.compute() if settled.get(name) is None else settled[name]
             if not isinstance(value, Tensor) or value.numel() != 1:
                 what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise TrainingError(
+                raise MetricError(
                     f"self.log({name!r}, ...) takes a metric whose value is a scalar, this one gives {what}: log its"
                     " parts, or a MetricCollection through log_dict."
                 )

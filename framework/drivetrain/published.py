@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,16 @@ class PublishedMetrics:
         """What the progress bar shows, as numbers."""
         self._bar.update({name: float(value) for entry, name, value in self._current() if entry.prog_bar})
         return self._bar
+
+    @contextmanager
+    def of_step(self) -> Iterator[None]:
+        """What is looked at within is what the step at hand logged, where that is shown at once."""
+        shown = self.by_step
+        self.by_step = None if shown is None else True
+        try:
+            yield
+        finally:
+            self.by_step = shown
 
     def keep(self) -> None:
         """Keep what is shown now, also when its step or epoch is over."""
@@ -133,9 +144,11 @@ class PublishedMetrics:
                 step = int(scalars.pop("step"))
             else:
                 scalars.setdefault("epoch", self.trainer.current_epoch)
+        if step < 0 and not self.trainer.meanings.live_metrics:  # training stopped before its first step
+            step = 0
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:
-                logger.log_metrics(metrics=dict(scalars), step=max(0, step))
+                logger.log_metrics(metrics=dict(scalars), step=step)
                 if not logger.saves_by_itself:
                     logger.save()
 

@@ -129,7 +129,9 @@ def _attach(trainer: Trainer, request: Request) -> None:
     trainer.evaluating = request.stage in ("validate", "test")
     trainer.request = request
     if request.stage == "fit":
-        trainer.loop = trainer.train_source = None
+        if trainer.loop is not None:  # what is shown until this fit asks for its data
+            trainer._counted |= {"train": trainer.num_training_batches, "val": trainer.num_val_batches}
+        trainer.loop = trainer.train_source = trainer.validation = None
         trainer._given.pop("val", None)
     stage_loggers.agree_on_versions(trainer)
     if request.stage != "fit":  # those of configure_callbacks are made anew, and know nothing of the fit

@@ -64,7 +64,7 @@ def sources_of(
         training=which == "train",
         limit=limit,
         reshard=reshard,
-        in_order=bool(trainer.overfit_batches) and which in ("train", "val"),
+        in_order=bool(trainer.overfit_batches) and trainer.stage == "fit",
         order=order,
         numbers=which == "predict",
     )

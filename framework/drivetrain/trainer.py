@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
-from lightning_utilities.core.rank_zero import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, session, snapshot
@@ -181,6 +181,8 @@ class Trainer(TrainerState):
             raise WrongKindError("there is no module: pass one, or call fit before.")
         if ckpt_path is None and getattr(self.checkpoint_callback, "best_model_path", None):
             ckpt_path = "best"
+        elif ckpt_path is None:
+            rank_zero_warn("no module is given and no best checkpoint was kept: the last module runs as it is.")
         return self.lightning_module, ckpt_path
 
     def _data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:

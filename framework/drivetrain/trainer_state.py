@@ -73,7 +73,7 @@ class TrainerState(Configuration):
         self.ckpt_path: str | None = None
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
         self.left_state: LeftState | None = None  # of the last fit, where workers did it
-        self._counted: dict[str, Any] = {}  # batches of each kind of data, as workers of an earlier call had them
+        self._counted: dict[str, Any] = {}  # batches of each kind of data in an earlier call
         self._modes: dict[str, bool] = {}
         self._consensus = 0
         self.to_device: Transfer = None  # type: ignore[assignment]
@@ -300,7 +300,8 @@ class TrainerState(Configuration):
     @property
     def num_val_batches(self) -> list[int | float]:
         loop = self.evaluation if self.stage == "validate" else self.validation
-        return self._counted.get("val", []) if loop is None else _lengths(loop.sources)
+        found = None if loop is None else _lengths(loop.sources)
+        return found or self._counted.get("val", [])
 
     @property
     def num_test_batches(self) -> list[int | float]:

@@ -8,6 +8,7 @@ import inspect
 import logging
 import os
 import random
+import re
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -143,7 +144,7 @@ class Laboratory:
         for path in sorted(self.folder.rglob("*")):
             if path.is_dir():
                 continue
-            name = path.relative_to(self.folder).as_posix()
+            name = re.sub(r"(tfevents)\..*", r"\1", path.relative_to(self.folder).as_posix())  # a time and a process
             self.facts[f"file.{name}"] = True
             if path.suffix == ".ckpt":
                 self._look_at_checkpoint(path, name)

@@ -61,6 +61,19 @@ def test_pruning(tmp_path: Path, options: dict[str, Any]) -> None:
     assert any((value == 0).any() for value in found.values())
 
 
+def test_pruning_goes_back_to_what_a_further_fit_began_with(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        module = classifier(L)
+        pruning = L.callbacks.ModelPruning("l1_unstructured", apply_pruning=lambda epoch: epoch in (0, 2))
+        fit = trainer(L, tmp_path, callbacks=[pruning], max_epochs=2)
+        fit.fit(module, loader())
+        fit.fit_loop.max_epochs = 4
+        fit.fit(module, loader())
+        return weights(module)
+
+    compare(run)
+
+
 def test_pruning_under_ddp_is_the_same_on_all_workers_and_resumes(tmp_path: Path) -> None:
     def fit(epochs: int, path: Any = None, strategy: str = "ddp", devices: int = 2) -> Any:
         module = classifier(ours)

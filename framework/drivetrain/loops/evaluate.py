@@ -99,7 +99,8 @@ class EvaluateLoop:
             return []
         hooks = trainer.hooks
         former, trainer.metrics = trainer.metrics, self.metrics
-        by_step, trainer.published.by_step = None if trainer.published.by_step is None else False, None
+        shown = trainer.published.by_step
+        by_step, trainer.published.by_step = (None, False) if shown is None else (False, None)
         self.metrics.reset()
         self.has_run = False
         # Within a fit a project may train on what it kept of a validation, which inference mode forbids.

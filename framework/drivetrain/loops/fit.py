@@ -61,6 +61,7 @@ class FitLoop(RunningLoop):
         global_step: int = 0,
         batches_seen: int = 0,
         optimizer_steps: int = 0,
+        is_last_batch: int = False,
     ) -> None:
         self.trainer = trainer
         self.data = TrainingData(trainer, source, current_epoch)
@@ -86,7 +87,7 @@ class FitLoop(RunningLoop):
         self.opened = False  # whether the data are open already, for a trial within another fit
         self.seconds_before = 0.0
         self.clock = perf_counter()
-        self.is_last_batch = False
+        self.is_last_batch = bool(is_last_batch)  # of an earlier fit, until this one reads a batch
         self.last_batch_size = 0
         self.step_takes_index = takes(self.module.training_step, "batch_idx", 1)
         # On the host's own memory the check is free; elsewhere it would wait for the device, so boundaries do it.
@@ -120,6 +121,7 @@ class FitLoop(RunningLoop):
             "global_step": self.global_step,
             "batches_seen": self.batches_seen,
             "optimizer_steps": self.optimization.steps,
+            "is_last_batch": self.is_last_batch,
         }
 
     # -- a run --------------------------------------------------------------------------------------------------
@@ -413,7 +415,8 @@ class FitLoop(RunningLoop):
         if self.trainer.validation is not None:
             self.validations.run_if_due(self.is_last_batch)
         if schedules.plateau_due:
-            schedules.after_metrics()
+            with self.trainer.published.of_step():  # also where a validation came between
+                schedules.after_metrics()
         if boundary.signal is not None:
             self.obey(boundary.signal)
 

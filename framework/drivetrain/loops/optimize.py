@@ -156,8 +156,16 @@ class Optimization:
         if not stepped and automatic and not self.strategy.contributed:
             with suppress(SkipStep):  # without any loss there are no gradients, but its hooks are called
                 before()
+                if self.fit.boundary.alone and not (self._closures or self.strategy.precision.scales):
+                    self._step_what_is_there(optimizer)
         self.steps += self._default_step or not automatic
         return True
+
+    def _step_what_is_there(self, optimizer: Optimizer) -> None:
+        """Step with gradients that a window without a loss has: zeros, where they are not set to None, by which
+        momentum and weight decay go on, or what hooks put there."""
+        if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+            optimizer.step()
 
     def _before_step(self, optimizer: Optimizer) -> None:
         """Hooks, clipping and the finite check, on the gradients' true and global values."""

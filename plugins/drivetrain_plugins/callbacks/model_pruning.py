@@ -160,7 +160,8 @@ class ModelPruning(Callback):
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
         chosen = self.sanitize_parameters_to_prune(pl_module, self._parameters_to_prune, self._parameter_names)
         self._parameters_to_prune = self.filter_parameters_to_prune(chosen)
-        if self._use_lottery_ticket_hypothesis:
+        if self._use_lottery_ticket_hypothesis and stage == "fit":
+            self._first = {}  # a further fit goes back to what it began with
             for module, _ in self._parameters_to_prune:
                 if id(module) not in self._first:
                     self._first[id(module)] = deepcopy(module)

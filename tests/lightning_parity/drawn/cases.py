@@ -112,6 +112,72 @@ CASES: dict[str, dict[str, Any]] = {
         "logs": [{"hook": "validation_step", "name": "val", "options": {"on_step": True}}],
         "trainer": {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1},
     },
+    "what is shown of batches before a further fit asks for its data": {
+        "train": {},
+        "val": {},
+        "predict": {},
+        "acts": [{"do": "look", "hook": "on_fit_start", "at": 1}, {"do": "look", "hook": "on_train_start", "at": 1}],
+        "calls": [{"do": "fit"}, {"do": "more"}, {"do": "fit"}, {"do": "fit"}, {"do": "predict"}],
+    },
+    "what was logged in the first hook of a validation": {
+        "val": {},
+        "logs": [{"hook": "on_validation_start", "name": "m0"}],
+        "acts": [{"do": "look", "hook": "on_validation_start"}],
+        "calls": [{"do": "validate"}],
+    },
+    "a metric whose value is no scalar": {
+        "train": {},
+        "logs": [{"hook": "training_step", "name": "m0", "value": "metric_vector", "options": {"on_epoch": True}}],
+    },
+    "a stream among loaders that are read at once": {
+        "train": {"parts": [{"kind": "stream"}, {"batch": 1}], "mode": "max_size", "keys": True},
+        "val": {"parts": [{"kind": "stream"}, {"batch": 1}], "mode": "min_size"},
+        "logs": [{"hook": "training_step", "name": "loss"}],
+        "trainer": {"limit_train_batches": 10, "max_epochs": 2},
+    },
+    "validation in its own order where a fit would read in order": {
+        "val": {"shuffle": True},
+        "calls": [{"do": "validate"}],
+        "trainer": {"overfit_batches": 0.5},
+    },
+    "zeroed gradients of a batch without a loss": {
+        "train": {},
+        "step": {"none_every": 2},
+        "optim": {"kind": "momentum"},
+        "hooks": ["optimizer_zero_grad"],
+    },
+    "accumulation of a module that steps by hand and is only validated": {
+        "val": {},
+        "step": {"manual": True},
+        "calls": [{"do": "validate"}],
+        "trainer": {"accumulate_grad_batches": 2},
+    },
+    "other ranks than before have a part in a value": {
+        "train": {},
+        "logs": [
+            {"hook": "training_step", "name": "loss", "options": {"rank_zero_only": True}},
+            {"hook": "training_step", "name": "loss"},
+        ],
+    },
+    "a metric object under the name of a number": {
+        "train": {},
+        "logs": [
+            {"hook": "training_step", "name": "loss"},
+            {"hook": "training_step", "name": "loss", "value": "metric_max"},
+        ],
+    },
+    "a plateau of the steps' losses that reads after a validation": {
+        "train": {"n": 3},
+        "val": {},
+        "optim": {"schedulers": [{"kind": "plateau", "options": {"interval": "step", "monitor": "loss"}}]},
+        "logs": [{"hook": "training_step", "name": "loss", "options": {"on_epoch": True}}],
+    },
+    "an epoch that ended before its first step": {
+        "train": {},
+        "logs": [{"hook": "training_step", "name": "loss", "options": {"on_epoch": True}}],
+        "acts": [{"do": "skip", "hook": "on_train_batch_start", "at": 1}],
+        "trainer": {"accumulate_grad_batches": 2},
+    },
     "the path of a checkpoint of an earlier call": {
         "train": {},
         "test": {},

@@ -87,6 +87,8 @@ def outside(spec: Mapping[str, Any]) -> str | None:
         return "what is logged several times in the first batch"
     if step.get("manual") and step.get("every", 1) > 1 and validates:
         return "gradients that are accumulated by hand over a validation"
+    if _resumes(spec) and _ends_within_an_epoch(spec):
+        return "resumed within an epoch"
     skips = any(act.get("do") == "skip" for act in spec.get("acts", ()))
     if skips and any(s.get("options", {}).get("interval") == "step" for s in optim.get("schedulers", ())):
         return "schedules that step with a batch that was skipped"
@@ -95,16 +97,90 @@ def outside(spec: Mapping[str, Any]) -> str | None:
         return "save_last's file of a fast_dev_run"
     if any(call.get("ckpt") == "last" for call in spec.get("calls", ())) and not saves_last:
         return "the last checkpoint where none is called so"
+    resets = any(options.get("use_lottery_ticket_hypothesis", True) for options in callbacks["ModelPruning"])
+    if resets and trainer.get("max_epochs") != 1:
+        return "a lottery ticket that is drawn twice"
+    averages = callbacks["WeightAveraging"] or callbacks["EMAWeightAveraging"]
+    later = [call for call in spec.get("calls", ()) if call.get("do") in ("validate", "test", "predict")]
+    if averages and any("ckpt" in call or "no_module" in call for call in later):
+        return "a test of averaged weights after a fit with them"
+    if callbacks["StochasticWeightAveraging"] and spec.get("net") == "norm":
+        return "the pass that renews BatchNorm's statistics"
+    fits = sum(call.get("do") == "fit" for call in spec.get("calls", ()))
+    if callbacks["StochasticWeightAveraging"] and fits > 1:
+        return "an average of weights in a further fit"
+    if fits > 1 and callbacks["GradientAccumulationScheduler"]:
+        return "a further fit where the length of windows was scheduled"
+    saves = any(act.get("do") == "save" for act in spec.get("acts", ()))
+    if saves and [call.get("do") for call in spec.get("calls", [{"do": "fit"}])][:1] != ["fit"]:
+        return "a checkpoint of a Trainer that has not trained"
+    if _resumes(spec) and any(act.get("do") == "look" for act in spec.get("acts", ())):
+        return "what is known in a resumed run"
+    if fits > 1 and _changes_order(_logs(spec)):
+        return "the order of what is logged under one name, kept from an earlier fit"
+    if spec.get("net") == "norm" and optim.get("kind", "rprop" if accumulates(spec) else "sgd") == "rprop":
+        return "steps by the sign of gradients that are nothing but rounding"
+    names = [s.get("options", {}).get("name") for s in optim.get("schedulers", ())]
+    if monitors and len({*names}) < len(names) and any(names):
+        return "schedulers of one name"
+    if _says_otherwise(_logs(spec)):
+        return "options that mean nothing here, once given and once not"
     predict = spec.get("predict") or {}
     if predict.get("mode", "sequential") != "sequential":
         return "prediction over loaders that are read at once"
     return None
 
 
+def accumulates(spec: Mapping[str, Any]) -> bool:
+    """Whether steps may be of several batches, so that an epoch may end with a short window."""
+    scheduled = any(c.get("kind") == "GradientAccumulationScheduler" for c in spec.get("callbacks", ()))
+    return scheduled or spec.get("trainer", {}).get("accumulate_grad_batches", 1) > 1
+
+
+def _resumes(spec: Mapping[str, Any]) -> bool:
+    return any(call.get("do") == "fit" and "ckpt" in call for call in spec.get("calls", ()))
+
+
+def _ends_within_an_epoch(spec: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint of a fit may be of a moment, or with random states, that a resumed one takes differently."""
+    kinds = {callback.get("kind") for callback in spec.get("callbacks", ())}
+    acts = {act.get("do") for act in spec.get("acts", ())}
+    trainer = spec.get("trainer", {})
+    return bool(
+        acts - {"look", None}
+        or kinds & {"EarlyStopping", "BackboneFinetuning", "StochasticWeightAveraging", "WeightAveraging"}
+        or {"max_steps", "fast_dev_run", "reload_dataloaders_every_n_epochs"} & {*trainer}
+        or spec.get("net") == "dropout"
+        or "shuffle" in repr(spec.get("train"))
+    )
+
+
 _REPEATED = (
     *("training_step", "on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
 )
-_KINDS = ("ModelCheckpoint", "EarlyStopping", "LearningRateMonitor")
+_KINDS = (
+    *("ModelCheckpoint", "EarlyStopping", "LearningRateMonitor", "ModelPruning", "WeightAveraging"),
+    *("EMAWeightAveraging", "StochasticWeightAveraging", "GradientAccumulationScheduler"),
+)
+
+
+def _changes_order(logs: list[Any]) -> bool:
+    """Whether one name is logged in several hooks, of which one does not always."""
+    where: dict[str, set[str]] = {}
+    for log in logs:
+        where.setdefault(log["name"], set()).add(log["hook"])
+    return any("every" in log and len(where[log["name"]]) > 1 for log in logs)
+
+
+def _says_otherwise(logs: list[Any]) -> bool:
+    """Whether one name is logged in one hook with different options of those that Lightning compares and nothing here
+    reads."""
+    said: dict[tuple[str, str], set[str]] = {}
+    for log in logs:
+        options = log.get("options", {})
+        unread = [options.get(name, False) for name in ("enable_graph", "attribute")]
+        said.setdefault((log["hook"], log["name"]), set()).add(repr([*unread, options.get("add_dataloader_idx", True)]))
+    return any(len(options) > 1 for options in said.values())
 
 
 def _logs(spec: Mapping[str, Any]) -> list[Any]:
@@ -113,9 +189,10 @@ def _logs(spec: Mapping[str, Any]) -> list[Any]:
 
 def allowed(spec: Mapping[str, Any]) -> list[str]:
     patterns = ["*.validate.num_sanity_val_batches", "*.test.num_sanity_val_batches"]  # they are a fit's
-    trainer = spec.get("trainer", {})
-    if trainer.get("accumulate_grad_batches", 1) > 1:
+    if accumulates(spec):
         patterns += ["*.losses", "*.optimizer_states"]
+    if _resumes(spec):  # counters and metrics are there sooner, and stay
+        patterns += ["*.counted.on_fit_start", "*_metrics.*", "*.counted.setup"]
     if "link" in str(spec.get("callbacks")):  # here it is what the link means
         patterns += ["note.*.ckpt_path"]
     return patterns

@@ -62,8 +62,8 @@ class Draw:
     def several(self, stage: str) -> Any:
         spec: dict[str, Any] = {"parts": [self.loader() for _ in range(self.random.randint(2, 3))]}
         if stage == "train":
-            spec["mode"] = self.one("min_size", "max_size", "max_size_cycle")
             spec["keys"] = self.one(True, False)
+            self.put(spec, 0.8, "mode", "min_size", "max_size", "max_size_cycle")
         elif self.often(0.4):
             modes = ["sequential"] if stage == "predict" else ["min_size", "max_size", "max_size_cycle", "sequential"]
             spec["mode"] = self.one(*modes)
@@ -85,7 +85,10 @@ class Draw:
     def module(self) -> None:
         spec = self.spec
         self.put(spec, 0.4, "net", "mlp", "norm", "dropout")
-        self.put(spec, 0.2, "hparams", True)
+        self.put(
+            *(spec, 0.25, "hparams", True),
+            *("arguments", "ignore", "names", "unlogged", "namespace", "dataclass"),
+        )
         step: dict[str, Any] = {}
         optim: dict[str, Any] = {}
         if self.often(0.2):
@@ -124,7 +127,8 @@ class Draw:
     def scheduler(self) -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": self.one(
-                "step", "exponential", "cosine", "restarts", "one_cycle", "lambda", "sequential", "plateau"
+                *("step", "exponential", "cosine", "restarts", "one_cycle", "lambda", "sequential", "plateau"),
+                *("plateau", "planned"),
             )
         }
         options: dict[str, Any] = {}
@@ -132,7 +136,7 @@ class Draw:
         self.put(options, 0.25, "frequency", 2, 3)
         self.put(options, 0.2, "name", "rate", "lr")
         if found["kind"] == "plateau":
-            options["monitor"] = self.one("loss", "loss", "val", "missing")
+            options["monitor"] = self.one("loss", "loss", "val", "val", "loss_step", "loss_epoch", "missing")
             self.put(options, 0.3, "strict", False)
         if options:
             found["options"] = options
@@ -141,7 +145,7 @@ class Draw:
     # -- how long, how often ------------------------------------------------------------------------------------
     def length(self) -> None:
         trainer = self.trainer
-        trainer["max_epochs"] = self.random.randint(1, 4)
+        trainer["max_epochs"] = self.random.randint(1, 4) if self.often(0.97) else 0
         if self.often(0.25):
             trainer["max_steps"] = self.random.randint(1, 9)
             if self.often(0.5):
@@ -171,7 +175,7 @@ class Draw:
         self.put(trainer, 0.05, "overfit_batches", 1, 2, 0.5)
         self.put(trainer, 0.05, "fast_dev_run", True, 2)  # saves nothing here, save_last's file there
         self.put(trainer, 0.12, "reload_dataloaders_every_n_epochs", 1, 2)
-        self.put(trainer, 0.1, "precision", "bf16-mixed", "64-true", "bf16-true", "32-true")
+        self.put(trainer, 0.1, "precision", "bf16-mixed", "64-true", "bf16-true", "32-true", 64, "bf16", "64")
         self.put(trainer, 0.05, "detect_anomaly", True)
         self.put(trainer, 0.1, "inference_mode", False)
         if trainer.get("accumulate_grad_batches", 1) > 1 and not self.spec.get("step", {}).get("manual"):
@@ -185,7 +189,7 @@ class Draw:
         # Without a validation Lightning's never looks where one was to come at other moments than an epoch's end.
         plain = not {"val_check_interval", "check_val_every_n_epoch"} & {*self.trainer}
         if self.often(0.25) and ("val" in self.spec or plain):
-            options: dict[str, Any] = {"monitor": self.one("loss", "val", "val", "missing")}
+            options: dict[str, Any] = {"monitor": self.one("loss", "val", "val", "loss_epoch", "missing")}
             self.put(options, 0.4, "mode", "max", "min")
             self.put(options, 0.6, "patience", 0, 1, 2)
             self.put(options, 0.3, "min_delta", 0.01, 0.2)
@@ -196,7 +200,7 @@ class Draw:
             self.put(options, 0.2, "check_finite", False)
             found.append({"kind": "EarlyStopping", "options": options})
         if self.often(0.35):
-            self.spec["loggers"] = self.one([], ["memory"], ["csv", "memory"], ["csv", "second"])
+            self.spec["loggers"] = self.one([], ["memory"], ["csv", "memory"], ["csv", "second"], ["board"])
         if self.often(0.25) and self.spec.get("loggers") != []:  # there Lightning refuses it
             options = {}
             self.put(options, 0.6, "logging_interval", "step", "epoch")
@@ -211,6 +215,15 @@ class Draw:
                     "options": {"interval": self.one("batch", "epoch", "batch_and_epoch")},
                 }
             )
+        if self.often(0.3):
+            found.append(self.trained_otherwise())
+        if self.often(0.1):
+            found.append({"kind": "Stateful"})
+        if self.often(0.06):
+            found.append({"kind": "OnExceptionCheckpoint", "options": {"dirpath": "broken"}})
+        if self.often(0.08):
+            more = {"kind": "EarlyStopping", "options": {"monitor": "loss", "patience": 1, "strict": False}}
+            self.spec["brings"] = [self.one(more, {"kind": "Stateful"}, {"kind": "ModelCheckpoint"})]
         if found:
             self.random.shuffle(found)
             self.spec["callbacks"] = found
@@ -218,10 +231,47 @@ class Draw:
         if self.trainer.get("enable_checkpointing") is False:
             self.spec["callbacks"] = [c for c in found if c["kind"] != "ModelCheckpoint"]
 
+    def trained_otherwise(self) -> dict[str, Any]:
+        """A callback that has a part in how weights change."""
+        kind = self.one(
+            *("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging", "GradientAccumulationScheduler"),
+            *("LambdaCallback", "BackboneFinetuning", "ModelPruning"),
+        )
+        options: dict[str, Any] = {}
+        if kind == "StochasticWeightAveraging":
+            options = {"swa_lrs": 0.01}
+            self.put(options, 0.7, "swa_epoch_start", 1, 2, 0.5)
+            self.put(options, 0.3, "annealing_epochs", 1, 2)
+        elif kind == "WeightAveraging":
+            self.put(options, 0.5, "every", 2, 3)
+            self.put(options, 0.3, "by_epoch", True)
+        elif kind == "EMAWeightAveraging":
+            self.put(options, 0.5, "decay", 0.5, 0.9)
+            self.put(options, 0.5, "update_every_n_steps", 2, 3)
+            self.put(options, 0.5, "update_starting_at_step", 2)
+        elif kind == "GradientAccumulationScheduler":
+            options["scheduling"] = {str(self.one(0, 1, 2)): self.one(1, 2, 3)}
+            self.trainer.pop("accumulate_grad_batches", None)
+            self.spec.setdefault("optim", {})["kind"] = "rprop"
+        elif kind == "LambdaCallback":
+            options["hooks"] = ["on_train_start", "on_train_batch_end"]
+        elif kind == "BackboneFinetuning":
+            self.spec["backbone"] = True
+            self.spec.setdefault("optim", {})["backbone"] = False
+            options = {"unfreeze_backbone_at_epoch": self.one(1, 2), "lambda_func": "double"}
+            self.put(options, 0.5, "backbone_initial_lr", 0.01)
+            self.put(options, 0.3, "train_bn", False)
+        else:
+            options = {"pruning_fn": "l1_unstructured", "amount": self.one(0.3, 1)}
+            self.put(options, 0.3, "use_global_unstructured", False)
+            self.put(options, 0.3, "apply_pruning", False)
+            self.put(options, 0.3, "make_pruning_permanent", False)
+        return {"kind": kind, "options": options}
+
     def checkpoint(self, number: int) -> dict[str, Any]:
         options: dict[str, Any] = {}
         self.put(options, 0.5, "dirpath", f"checkpoints{number}", "checkpoints")
-        self.put(options, 0.6, "monitor", "loss", "val", "loss", "val", "epoch", "step", "missing")
+        self.put(options, 0.6, "monitor", "loss", "val", "loss", "val", "loss_epoch", "epoch", "step", "missing")
         self.put(options, 0.5, "save_top_k", -1, 0, 1, 2, 3)
         if options.get("save_top_k", 1) in (2, 3) and "monitor" not in options:
             options["save_top_k"] = -1
@@ -237,7 +287,7 @@ class Draw:
             options["every_n_epochs"] = self.random.randint(0, 3)
         self.put(
             *(options, 0.4, "filename"),
-            *("{epoch}", "{step}-{loss:.2f}", "{epoch}-{val:.1f}", "plain", "{loss}/{epoch:02d}", "{missing}-{step}"),
+            *("{epoch}", "{step}-{loss:.2f}", "{epoch}-{val:.1f}", "plain", "{loss:.3f}/{epoch}", "{missing}-{step}"),
         )
         self.put(options, 0.2, "auto_insert_metric_name", False)
         self.put(options, 0.2, "enable_version_counter", False)
@@ -300,6 +350,11 @@ class Draw:
         if self.often(0.03):
             to = self.random.randint(1, 3)
             acts.append({"do": "max_epochs", "hook": self.one(*hooks), "at": self.random.randint(0, 3), "to": to})
+        if self.often(0.06):
+            acts.append({"do": "save", "hook": self.one(*hooks), "at": self.random.randint(0, 3)})
+        if self.often(0.06):
+            what = self.one("freeze", "eval", "train")
+            acts.append({"do": what, "hook": self.one(*hooks), "at": self.random.randint(0, 3)})
         for _ in range(self.one(0, 0, 1, 2)):
             acts.append({"do": "look", "hook": self.one(*hooks), "at": self.random.randint(0, 3)})
         for act in acts:
@@ -317,18 +372,37 @@ class Draw:
             calls += [{"do": "more", "epochs": self.random.randint(1, 2)}, {"do": "fit"}]
         elif self.often(0.1):
             calls.append({"do": "fit"})
+        elif self.often(0.12):  # another module, or the same in the state of a checkpoint, with the same Trainer
+            calls.append(self.one({"do": "load", "ckpt": "path"}, {"do": "more", "new_module": True}))
+            calls.append({"do": "fit"})
+        if self.often(0.1):
+            calls.append({"do": "save"})
+        if self.often(0.2):
+            calls += [
+                {"do": "save"},
+                {"do": "fit", "new": True, "ckpt": "saved", "trainer": {"max_epochs": 6}},
+            ]
+            for name in ("shuffle", "drop_last"):
+                self.spec["train"].pop(name, None)
         for stage, call in (("val", "validate"), ("test", "test"), ("predict", "predict")):
             if stage in self.spec and self.often(0.4):
                 made: dict[str, Any] = {"do": call}
                 kept = [c.get("options", {}) for c in self.spec.get("callbacks", ()) if c["kind"] == "ModelCheckpoint"]
                 choices = ["best", "last"] if any("save_last" in options for options in kept) else ["best"]
-                self.put(made, 0.4, "ckpt", *choices)
+                if {"do": "save"} in calls:
+                    choices.append("saved")
+                self.put(made, 0.4, "ckpt", "path", *choices)
+                self.put(made, 0.2, "no_module", True)
+                if call == "predict":
+                    self.put(made, 0.2, "return_predictions", False, True)
+                elif self.often(0.1):
+                    calls.append({"do": "load", "ckpt": "path"})
                 calls.append(made)
         if calls != [{"do": "fit"}]:
             self.spec["calls"] = calls
 
 
-METRIC_VALUES = ("metric_mean", "metric_sum", "metric_max")
+METRIC_VALUES = ("metric_mean", "metric_sum", "metric_max", "metric_vector", "metric_collection")
 
 
 def draw(seed: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 OPTIMIZERS = {
     "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
@@ -36,10 +37,12 @@ def callback(L: Any, kind: str, options: dict[str, Any], folder: Path) -> Any:
     options = {name: (str(folder / value) if name == "dirpath" else value) for name, value in options.items()}
     if kind == "GradientAccumulationScheduler":
         options["scheduling"] = {int(epoch): factor for epoch, factor in options["scheduling"].items()}
-    if kind == "EMAWeightAveraging":
-        return L.callbacks.EMAWeightAveraging(**options)
+    if options.get("lambda_func"):
+        options["lambda_func"] = lambda epoch: 2.0
     if kind == "WeightAveraging":
         return _averaging(L, **options)
+    if kind == "Stateful":
+        return _stateful(L)
     if kind == "Writer":
         return _writer(L, folder, **options)
     if kind == "LambdaCallback":
@@ -55,6 +58,31 @@ def _averaging(L: Any, every: int = 1, by_epoch: bool = False) -> Any:
             return step_idx is not None and step_idx % every == 0
 
     return Averaging()
+
+
+def _stateful(L: Any) -> Any:
+    class Stateful(L.Callback):
+        def __init__(self) -> None:
+            self.batches, self.heard = 0, []
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.batches += 1
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["own"] = self.batches
+            self.heard.append(("save", self.batches))
+
+        def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+            self.heard.append(("load", checkpoint.get("own"), trainer.global_step))
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"batches": self.batches}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.heard.append(("state", dict(state_dict)))
+            self.batches = state_dict["batches"]
+
+    return Stateful()
 
 
 def _writer(L: Any, folder: Path, interval: str = "batch") -> Any:
@@ -90,6 +118,7 @@ _SEEN = {
     "EarlyStopping": ("wait_count", "stopped_epoch", "best_score", "patience"),
     "LearningRateMonitor": ("lrs",),
     "Writer": ("written",),
+    "Stateful": ("batches", "heard"),
 }
 
 
@@ -103,6 +132,14 @@ def _portable(value: Any, folder: Path) -> Any:
     if torch.is_tensor(value) and value.numel() == 1:
         return float(value)
     return value
+
+
+def scalars_of(folder: Path) -> dict[str, Any]:
+    """What TensorBoard shows of a run: by tag, steps and values."""
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    found.Reload()
+    tags = [tag for tag in found.Tags()["scalars"] if tag != "hp_metric"]
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in tags}
 
 
 def memory(L: Any) -> Any:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchmetrics import MaxMetric, MeanMetric, SumMetric
+from torchmetrics import CatMetric, MaxMetric, MeanMetric, MetricCollection, SumMetric
 
-from tests.lightning_parity.drawn.parts import OPTIMIZERS, SCHEDULERS, callback, facts_of, memory
+from tests.lightning_parity.drawn.declared import accumulates
+from tests.lightning_parity.drawn.parts import OPTIMIZERS, SCHEDULERS, callback, facts_of, memory, scalars_of
 from tests.lightning_parity.laboratory import Laboratory
 
 FEATURES = 3
@@ -104,7 +108,13 @@ def _net(kind: str) -> nn.Module:
     return nn.Linear(FEATURES, 1)
 
 
-METRICS = {"metric_mean": MeanMetric, "metric_sum": SumMetric, "metric_max": MaxMetric}
+METRICS = {
+    "metric_mean": MeanMetric,
+    "metric_sum": SumMetric,
+    "metric_max": MaxMetric,
+    "metric_vector": CatMetric,
+    "metric_collection": lambda: MetricCollection({"mean": MeanMetric(), "max": MaxMetric()}, prefix="c_"),
+}
 
 
 class Conduct:
@@ -139,6 +149,8 @@ class Conduct:
                 result = -1
             elif act["do"] == "max_epochs":
                 module.trainer.fit_loop.max_epochs = act["to"]
+            elif act["do"] in ("freeze", "unfreeze", "eval", "train"):
+                getattr(module, act["do"])()
             elif act["do"] == "save":
                 module.trainer.save_checkpoint(Path(module.trainer.default_root_dir) / f"{hook}{number}.ckpt")
             elif act["do"] == "look":
@@ -149,6 +161,8 @@ class Conduct:
                 )
                 names = ("global_step", "current_epoch", "sanity_checking", "validating")
                 self.seen.append((hook, number, *(getattr(trainer, name) for name in names), str(trainer.state.stage)))
+                names = ("is_last_batch", "num_training_batches", "num_val_batches", "should_stop")
+                self.seen.append((hook, number, *(getattr(trainer, name) for name in names), _modes(module)))
         return result
 
     def _log(self, module: Any, log: Mapping[str, Any], number: int, loss: Tensor | None, place: int) -> None:
@@ -169,6 +183,10 @@ class Conduct:
         elif kind in METRICS:
             value = getattr(module, f"measure{place}")
             value.update(float(number % 5))
+            if kind == "metric_collection":
+                options = log.get("options", {})
+                module.log_dict(value, prog_bar=options.get("prog_bar", False), logger=options.get("logger", True))
+                return
         options = dict(log.get("options", {}))
         if options.get("reduce_fx") in ("torch.min", "torch.max", "torch.sum", "torch.mean"):
             options["reduce_fx"] = getattr(torch, options["reduce_fx"][6:])
@@ -181,6 +199,11 @@ class Conduct:
                 module.log(log["name"], value, **options)
         except Exception as error:
             self.refused.append((log["hook"], number, log["name"], kinds_of(error)))
+
+
+def _modes(module: Any) -> tuple[bool, ...]:
+    frozen = any(not parameter.requires_grad for parameter in module.parameters())
+    return module.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), frozen
 
 
 BUILTIN = (ValueError, TypeError, RuntimeError, KeyError, AttributeError, IndexError, NotImplementedError)
@@ -198,17 +221,44 @@ BATCH_HOOKS = {"on_train_batch_start", "on_train_batch_end"}
 STEPS = {"training_step", "validation_step", "test_step", "predict_step"}
 
 
+@dataclass
+class Settings:
+    """Hyper-parameters of a class of their own."""
+
+    width: int
+    rate: float = 0.1
+
+
+def save_parameters(owner: Any, how: Any, width: int) -> None:
+    """``save_hyperparameters`` in the drawn form, called by an ``__init__`` with ``width``, ``name`` and ``nested``."""
+    frame = inspect.currentframe()
+    where = {"frame": frame.f_back} if frame is not None else {}
+    if how == "arguments":
+        owner.save_hyperparameters(**where)
+    elif how == "ignore":
+        owner.save_hyperparameters(ignore=["name"], **where)
+    elif how == "names":
+        owner.save_hyperparameters("width", "nested", **where)
+    elif how == "unlogged":
+        owner.save_hyperparameters(logger=False, **where)
+    elif how == "namespace":
+        owner.save_hyperparameters(Namespace(width=width, rate=0.5))
+    elif how == "dataclass":
+        owner.save_hyperparameters(asdict(Settings(width)))
+    elif how:
+        owner.save_hyperparameters({"width": 3, "name": "drawn"})
+
+
 def module_class(L: Any, spec: Mapping[str, Any]) -> Any:
     conduct_of_module = Conduct(spec, "module")
-    optim = spec.get("optim", {})
+    optim = {"kind": "rprop" if accumulates(spec) else "sgd", **spec.get("optim", {})}
     step = spec.get("step", {})
 
     class Net(L.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self, width: int = 3, name: str = "drawn", nested: Any = None) -> None:
             super().__init__()
             self.conduct = Conduct(spec, "module")
-            if spec.get("hparams"):
-                self.save_hyperparameters({"width": 3, "name": "drawn"})
+            save_parameters(self, spec.get("hparams"), width)
             count = optim.get("count", 1)
             self.nets = nn.ModuleList(_net(spec.get("net", "linear")) for _ in range(count))
             self.backbone = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU()) if spec.get("backbone") else None
@@ -288,6 +338,12 @@ def module_class(L: Any, spec: Mapping[str, Any]) -> Any:
             return configured(self, optim)
 
     Net.__module__ = __name__
+    if spec.get("brings"):
+
+        def configure_callbacks(self: Any) -> Any:
+            return [callback(L, c["kind"], c.get("options", {}), Path(".")) for c in spec["brings"]]
+
+        Net.configure_callbacks = configure_callbacks
     for name in sorted((conduct_of_module.hooks | set(spec.get("hooks", ()))) - STEPS):
         setattr(Net, name, _hook(name, Net))
     if spec.get("give") == "module":
@@ -353,7 +409,7 @@ def configured(module: Any, optim: Mapping[str, Any]) -> Any:
     count = optim.get("count", 1)
     if optim.get("form") == "none":
         return None
-    make = OPTIMIZERS[optim.get("kind", "rprop" if module.trainer.accumulate_grad_batches > 1 else "sgd")]
+    make = OPTIMIZERS[optim["kind"]]
     lr = optim.get("lr", 0.05)
     optimizers = []
     for index in range(count):
@@ -367,7 +423,13 @@ def configured(module: Any, optim: Mapping[str, Any]) -> Any:
         optimizers.append(make(parameters, lr))
     schedulers = []
     for index, drawn in enumerate(optim.get("schedulers", ())):
-        scheduler = SCHEDULERS[drawn["kind"]](optimizers[index % count])
+        if drawn["kind"] == "planned":
+            steps = module.trainer.estimated_stepping_batches
+            steps = int(steps) if 0 < steps < 400 else 400  # unlimited is -1 there, infinite here
+            module.conduct.seen.append(["estimated", steps])
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizers[index % count], 0.1, total_steps=steps + 2)
+        else:
+            scheduler = SCHEDULERS[drawn["kind"]](optimizers[index % count])
         options = dict(drawn.get("options", {}))
         schedulers.append({"scheduler": scheduler, **options} if options or drawn["kind"] == "plateau" else scheduler)
     form = optim.get("form", "plain")
@@ -417,7 +479,7 @@ class Script:
         self.loggers: list[Any] = []
 
     def run(self) -> None:
-        self.module = self.module_class()
+        self.module = self._module()
         self.trainer = self._trainer(self.spec.get("trainer", {}))
         for number, call in enumerate(self.spec.get("calls", [{"do": "fit"}])):
             try:
@@ -429,18 +491,25 @@ class Script:
                 return
             self._look(number)
 
+    def _module(self) -> Any:
+        given = {"width": 5, "nested": {"depth": 2, "rates": [0.1, 0.2]}} if self.spec.get("hparams") else {}
+        return self.module_class(**given)
+
     def _trainer(self, options: Mapping[str, Any]) -> Any:
         L, spec, folder = self.L, self.spec, self.laboratory.folder
         options = dict(options)
         if "max_steps" not in options:  # nothing trains for ever, whatever is left of a draw
-            options["max_epochs"] = max(1, options.get("max_epochs", 1))
+            options["max_epochs"] = 1 if options.get("max_epochs", 1) == -1 else options.get("max_epochs", 1)
         self.callbacks = [callback(L, c["kind"], c.get("options", {}), folder) for c in spec.get("callbacks", ())]
         if any(part.get("owner") == "callback" for part in [*spec.get("logs", ()), *spec.get("acts", ())]):
             self.callbacks.append(watcher(L, spec, self.holder))
         kinds = spec.get("loggers", ["csv"])
         self.loggers = []
         for kind in kinds:
-            self.loggers.append(memory(L) if kind == "memory" else L.loggers.CSVLogger(str(folder), name=kind))
+            if kind == "board":
+                self.loggers.append(L.loggers.TensorBoardLogger(str(folder), name=kind))
+            else:
+                self.loggers.append(memory(L) if kind == "memory" else L.loggers.CSVLogger(str(folder), name=kind))
         options["logger"] = self.loggers if self.loggers else False
         return self.laboratory.trainer(callbacks=self.callbacks, **options)
 
@@ -449,24 +518,38 @@ class Script:
         if what == "nothing":
             return
         if call.get("new_module"):
-            self.module = self.module_class()
+            self.module = self._module()
         if call.get("new"):
             self.trainer = self._trainer({**self.spec.get("trainer", {}), **call.get("trainer", {})})
-        if what == "save":
+        path: Any = call.get("ckpt")
+        if path == "saved":
+            path = str(self.laboratory.folder / "saved.ckpt")
+        elif path == "path":  # what a script takes from its callback
+            path = self.trainer.checkpoint_callback.best_model_path
+        if what == "load" and not path:
+            return
+        if what == "load":
+            self.module = self.module_class.load_from_checkpoint(path)
+        elif what == "save":
             self.trainer.save_checkpoint(self.laboratory.folder / "saved.ckpt", weights_only=call.get("weights", False))
         elif what == "more":
             self.trainer.fit_loop.max_epochs = (self.trainer.max_epochs or 0) + call.get("epochs", 1)
         else:
             data = self._data(what)
-            path = call.get("ckpt")
-            if path == "saved":
-                path = str(self.laboratory.folder / "saved.ckpt")
-            extra = {"ckpt_path": path} if path else {}
+            extra: dict[str, Any] = {"ckpt_path": path} if path else {}
             if call.get("weights_only") is not None:
                 extra["weights_only"] = call["weights_only"]
             if what in ("validate", "test"):
                 extra["verbose"] = False
-            getattr(self.trainer, what)(self.module, *data[0], **data[1], **extra)
+            if "return_predictions" in call:
+                extra["return_predictions"] = call["return_predictions"]
+            unnamed = call.get("no_module") and not path
+            if unnamed and not getattr(self.trainer.checkpoint_callback, "best_model_path", ""):
+                return  # declared: Lightning refuses it
+            modules = [] if call.get("no_module") else [self.module]
+            if call.get("no_module") and data[0]:
+                extra["dataloaders"] = data[0].pop()
+            getattr(self.trainer, what)(*modules, *data[0], **data[1], **extra)
 
     def _data(self, what: str) -> tuple[list[Any], dict[str, Any]]:
         spec, L = self.spec, self.L
@@ -489,6 +572,9 @@ class Script:
             for name, value in facts_of(part, self.laboratory.folder).items():
                 note(f"{number}.callback{index}.{type(part).__name__}.{name}", value)
         for index, logger in enumerate(self.loggers):
+            if isinstance(logger, self.L.loggers.TensorBoardLogger):
+                logger.save()
+                note(f"{number}.logger{index}.scalars", scalars_of(Path(logger.log_dir)))
             if hasattr(logger, "told"):
                 note(f"{number}.logger{index}", list(logger.told))
         trainer = self.trainer
@@ -497,6 +583,10 @@ class Script:
             note(f"{number}.state.{name}", None if value is None else str(getattr(value, "value", value)))
         note(f"{number}.global_step", trainer.global_step)
         note(f"{number}.current_epoch", trainer.current_epoch)
+        note(f"{number}.hparams", str(dict(self.module.hparams)))
+        note(f"{number}.module.device", str(self.module.device))
+        note(f"{number}.module.dtype", str(self.module.dtype))
+        note(f"{number}.module.modes", _modes(self.module))
         note(f"{number}.ckpt_path", str(trainer.ckpt_path).replace(str(self.laboratory.folder), ""))
 
 
