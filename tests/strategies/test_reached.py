@@ -32,6 +32,18 @@ class Experts(Classifier):
         return nn.functional.cross_entropy(scores, y)
 
 
+class SteppedByHand(Experts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
 class InTurn(Experts):
     """Every rank uses the same expert in a step, and none in some; another layer is never used."""
 
@@ -62,6 +74,11 @@ SHARDED = [("fsdp", 2), ({"name": "mesh", "shard": 2, "tensor": 2}, 4)]
 def test_ranks_that_use_different_parameters_are_refused(strategy: Any, devices: int) -> None:
     with pytest.raises(WorkerError, match=r"experts\.0\.weight.* on some ranks only.*find_unused_parameters"):
         train(Experts, strategy, devices, data=parted())
+
+
+def test_they_are_refused_where_the_module_steps_itself() -> None:
+    with pytest.raises(WorkerError, match=r"experts\.0\.weight.* on some ranks only.*find_unused_parameters"):
+        train(SteppedByHand, "fsdp", 2, data=parted())
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -392,7 +392,7 @@ class FitLoop(RunningLoop):
                 self._early_end.agree(self.epoch, step.index)
             raise EndEpoch
         if self._early_end is not None:
-            self._early_end.passed = (self.epoch, step.index)
+            self._early_end.went_on(self.epoch, step.index)
 
     def _count(self) -> None:
         self.global_step += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.plain import Original
-from drivetrain_plugins.strategies.reached import reached_alike
+from drivetrain_plugins.strategies.reached import ReachedAlike
 from drivetrain_plugins.strategies.replicas import average_buffers
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
@@ -166,7 +166,7 @@ class FullySharded(Strategy):
 
     mesh: DeviceMesh | None = None
     original: Original | None = None  # of the module that is held in shards
-    _trained: dict[str, nn.Parameter]  # in shards
+    _reached: ReachedAlike | None = None
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
 
@@ -197,7 +197,8 @@ class FullySharded(Strategy):
         options = self.options
         compute = self.precision.compute_dtype if options.narrow_gather else None
         shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
-        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if self._fits:
+            self._reached = ReachedAlike(dict(module.named_parameters()), self.job)
         self.original.noted()
 
     def agree_on_weights(self) -> None:
@@ -217,14 +218,9 @@ class FullySharded(Strategy):
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
         reduces = sync or self.options.reduce_every_micro_batch
-        with self._reached_alike() if reduces else nullcontext():
+        with self._reached.watch() if reduces and self._reached else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
         self._reductions += reduces
-
-    def _reached_alike(self) -> AbstractContextManager[None]:
-        if self.mesh is None or not self.module.automatic_optimization:  # who steps itself goes back from parts
-            return nullcontext()
-        return reached_alike(self._trained, self.communicator)
 
     def normalise(self, optimizer: Optimizer) -> None:
         # The weights of the other ranks' losses are not known here. All ranks ask, also one whose own weigh nothing.
@@ -271,6 +267,11 @@ class FullySharded(Strategy):
             with self.consensus():
                 self.original.give_back()
             self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._reached is not None:
+            self._reached.close()
+        super().close(error)
 
 
 def no_loss(rank: int) -> TrainingError:

@@ -28,7 +28,7 @@ from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
 from drivetrain_plugins.strategies.plain import Original
-from drivetrain_plugins.strategies.reached import reached_alike
+from drivetrain_plugins.strategies.reached import ReachedAlike
 from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
 from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
 
@@ -42,7 +42,7 @@ class Mesh(Strategy):
     mesh: DeviceMesh
     original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
-    _trained: dict[str, nn.Parameter]  # as they are held
+    _reached: ReachedAlike | None = None  # where gradients are reduced in shards
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
 
@@ -88,7 +88,8 @@ class Mesh(Strategy):
             options = self.options
             compute = self.precision.compute_dtype if options.narrow_gather else None
             shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
-        self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if self._fits and self.sharded:
+            self._reached = ReachedAlike(dict(module.named_parameters()), self.job)
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -104,8 +105,8 @@ class Mesh(Strategy):
         return loss
 
     def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
-        reduces = self.sharded and (sync or self.options.reduce_every_micro_batch)
-        with reached_alike(self._trained, self.communicator) if reduces else nullcontext():
+        reached = self._reached
+        with reached.watch() if reached and (sync or self.options.reduce_every_micro_batch) else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
@@ -169,6 +170,11 @@ class Mesh(Strategy):
             with self.consensus():
                 self.original.give_back()
             self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._reached is not None:
+            self._reached.close()
+        super().close(error)
 
 
 class TensorParallel(Mesh):

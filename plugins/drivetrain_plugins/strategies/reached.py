@@ -6,46 +6,71 @@ one expert and another rank the next of the same shape, the two gradients would 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from drivetrain.comm.communicator import Communicator
+from drivetrain.agreement import Agreement
 from drivetrain.errors import TrainingError
+from drivetrain.launch.job import Job
 from drivetrain_plugins.strategies.dtensors import local
 
 
-@contextmanager
-def reached_alike(parameters: Mapping[str, nn.Parameter], communicator: Communicator) -> Iterator[None]:
-    """Around a backward pass after which gradients are reduced: every rank must have reached the same parameters.
+class ReachedAlike:
+    """Whether the ranks' backward passes reach the same parameters, for engines that reduce gradients within a pass.
 
-    Ranks ask each other only where parameters are missing. That all of them do so then is what the reduction sees to:
-    a rank that misses none brings more than the others, which ends the job there.
-
-    Raises:
-        TrainingError: the ranks reached different parameters.
+    Args:
+        parameters: those that are trained, as a pass leaves gradients in them.
+        job: all its ranks reduce together.
     """
-    former = {name: (parameter.grad, _writes(parameter.grad)) for name, parameter in parameters.items()}
-    yield
-    missing = []
-    for name, parameter in parameters.items():
-        gradient, writes = former[name]
-        if parameter.grad is gradient and _writes(gradient) == writes:
-            missing.append(name)
-    if not missing:
-        return
-    absent = torch.tensor([name in missing for name in parameters], dtype=torch.int64, device=communicator.device)
-    counts = communicator.all_reduce(absent).tolist()
-    differing = [name for name, count in zip(parameters, counts, strict=True) if 0 < count < communicator.world_size]
-    if differing:
-        raise TrainingError(
-            f"the ranks' losses depend on different parameters ({_listed(differing)} on some ranks only), whose"
-            " gradients are reduced together in shards: add a term that uses them times zero on every rank, or use"
-            " strategy=ddp with strategy.find_unused_parameters=true."
-        )
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], job: Job) -> None:
+        self.parameters = parameters
+        self._passes = 0
+        self._agreement = Agreement("reached", job.rank, range(job.world_size), job.timeout)
+
+    def close(self) -> None:
+        self._agreement.close()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Around a backward pass. A rank asks the others only where parameters are missing: not in a collective, for
+        one that misses none is in the next of those already, or waits in that which took more from it than from others.
+
+        Raises:
+            TrainingError: the ranks reached different parameters.
+        """
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        former = {name: (parameter.grad, _writes(parameter.grad)) for name, parameter in trained.items()}
+        yield
+        self._passes += 1
+        missing = []
+        for name, parameter in trained.items():
+            gradient, writes = former[name]
+            if parameter.grad is gradient and _writes(gradient) == writes:
+                missing.append(name)
+        if not missing:
+            self._agreement.passed = (self._passes,)
+            return
+
+        def heard(rank: int, theirs: str | None) -> None:
+            differing = sorted(set(missing) ^ set(json.loads(theirs or "[]")))
+            if differing:
+                raise TrainingError(
+                    f"the ranks' losses depend on different parameters ({_listed(differing)} on some ranks only), whose"
+                    " gradients are reduced together in shards: add a term that uses them times zero on every rank, or"
+                    " use strategy=ddp with strategy.find_unused_parameters=true."
+                )
+
+        try:
+            self._agreement.ask((self._passes,), json.dumps(missing), heard)
+        except TimeoutError as error:
+            raise TrainingError(f"parameters without a gradient: {_listed(missing)}, and {error}") from None
 
 
 class Reached:
@@ -59,20 +84,35 @@ class Reached:
             for name, parameter in parameters.items()
         ]
 
-    def require_all(self, rank: int) -> None:
-        """After a backward pass: all must have been reached in it.
+    @contextmanager
+    def required(self, loss: Tensor, rank: int) -> Iterator[None]:
+        """Around a backward pass from ``loss``, which must reach all. It is looked at when the graph's last node has
+        run, not after the pass: DeepSpeed ends that by waiting for its reductions, which on a GPU end only where every
+        rank brings as much.
 
         Raises:
-            TrainingError: some were not.
+            TrainingError: some were not reached.
         """
-        missing = [name for name in self.parameters if name not in self._names]
+
+        def require() -> None:
+            missing = [name for name in self.parameters if name not in self._names]
+            if missing:
+                raise TrainingError(
+                    f"parameters without a gradient on rank {rank}: {_listed(missing)}: DeepSpeed reduces and steps all"
+                    " of them; freeze them with requires_grad=False, or use strategy=ddp with"
+                    " strategy.find_unused_parameters=true."
+                )
+
+        def queue(_: Tensor) -> None:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(require)
+
         self._names.clear()
-        if missing:
-            raise TrainingError(
-                f"parameters without a gradient on rank {rank}: {_listed(missing)}: DeepSpeed reduces and steps all of"
-                " them; freeze them with requires_grad=False, or use strategy=ddp with"
-                " strategy.find_unused_parameters=true."
-            )
+        handle = loss.register_hook(queue)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def remove(self) -> None:
         for hook in self._hooks:

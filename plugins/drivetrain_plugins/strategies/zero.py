@@ -8,7 +8,7 @@ backward pass is one of all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -160,9 +160,8 @@ class Zero(Strategy):
     def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
         factor = share * self.data.size  # the engine averages over ranks
         self._dirty = True
-        self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
-        if self._reached is not None:
-            self._reached.require_all(self.job.rank)
+        with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
+            self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
