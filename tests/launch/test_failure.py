@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from torch._utils import ExceptionWrapper
 
 from drivetrain.comm import CollectiveFailed, PeerLost
 from drivetrain.errors import (
@@ -98,3 +99,23 @@ def test_report_survives_the_file(tmp_path: Path) -> None:
     assert failure.read_report(folder, 3) == what
     assert failure.read_report(folder, 2) is None
     assert [path.name for path in folder.iterdir()] == ["failure_3.json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no such\nimage"), "ValueError: no such (in DataLoader worker process 3)"),
+        (KeyError("label"), "KeyError: 'label' (in DataLoader worker process 3)"),
+        (AssertionError(), "AssertionError (in DataLoader worker process 3)"),
+    ],
+)
+def test_what_a_loaders_process_raised_is_told_in_the_first_line(error: Exception, told: str) -> None:
+    try:
+        raise error
+    except Exception:
+        wrapper = ExceptionWrapper(where="in DataLoader worker process 3")
+    with pytest.raises(type(error)) as carried:
+        wrapper.reraise()
+    carried.value.add_note("batch 2")
+    assert failure.in_a_line(carried.value) == f"{told} (batch 2)"
+    assert failure.in_a_line(ValueError("Caught a cold in May.\nOriginal")) == "ValueError: Caught a cold in May."

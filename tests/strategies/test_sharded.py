@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.distributed.tensor import DTensor
+from torch.utils.data._utils import signal_handling
 
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, WorkerError
@@ -438,3 +442,31 @@ def test_predictions_come_once() -> None:
         found = torch.cat(trainer.predict(module, data))
         assert found.shape == expected.shape
         assert float((found - expected).abs().max()) < 1e-12
+
+
+class Interrupting(torch.optim.SGD):
+    """As a loader's process that dies while a step is on its way: torch's handler of the signal raises in the midst."""
+
+    def step(self, closure: Any = None) -> Any:
+        weight = self.param_groups[0]["params"][0]
+        assert isinstance(weight, DTensor)
+        process = multiprocessing.get_context("fork").Process(target=os._exit, args=(3,))
+        process.start()
+        _set_worker_pids(id(self), (process.pid,))
+        signal_handling._set_SIGCHLD_handler()
+        try:
+            while True:
+                weight + weight
+        finally:
+            _remove_worker_pids(id(self))
+            process.join()
+
+
+class Interrupted(Classifier):
+    def configure_optimizers(self) -> Any:
+        return Interrupting(self.parameters(), lr=0.1)
+
+
+def test_a_loaders_process_that_dies_in_a_step_is_not_the_optimizers_fault() -> None:
+    with pytest.raises(WorkerError, match=r"rank \d failed: RuntimeError: DataLoader worker \(pid \d+\)"):
+        train(Interrupted, "fsdp", 2, max_epochs=1)

@@ -21,6 +21,7 @@ PEER_GONE = re.compile(
     r"timed out waiting|operation timed out|failed to recv|failed to send|remote process|nccl|gloo|collective",
     re.IGNORECASE,
 )
+_CAUGHT = re.compile(r"Caught (\w+) in (.+)\.\nOriginal Traceback")
 ABORTED = (
     ": the transport ends a process so where ranks bring tensors of other shapes to one collective"
     " (DRIVETRAIN_CHECK_COLLECTIVES=1 says which; all_gather of rows that may be uneven takes uneven=True)"
@@ -105,7 +106,19 @@ def of_exception(rank: int, error: BaseException) -> Failure:
 def in_a_line(error: BaseException) -> str:
     """The kind of ``error``, the first line of its text, and where it was raised if that was noted."""
     name, text, notes = type(error).__name__, str(error), getattr(error, "__notes__", ())
-    return " ".join([f"{name}: {text}".splitlines()[0] if text else name, *(f"({note})" for note in notes[:1])])
+    line = _carried_over(text) or (f"{name}: {text}".splitlines()[0] if text else name)
+    return " ".join([line, *(f"({note})" for note in notes[:1])])
+
+
+def _carried_over(text: str) -> str | None:
+    """What another process or thread raised, where torch gives it as the text of an error: ``"Caught ValueError in
+    DataLoader worker process 0."``, and the error itself below all of its traceback."""
+    told = _CAUGHT.match(text)
+    if told is None:
+        return None
+    name, place = told.groups()
+    lines = [line for line in text.splitlines() if re.match(rf"([\w.]+\.)?{name}(: |$)", line)]
+    return f"{lines[-1]} (in {place})" if lines else None
 
 
 def of_exit_code(rank: int, code: int, when: float) -> Failure:

@@ -137,9 +137,12 @@ def stepping(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _of_dtensor(error: BaseException) -> bool:
-    """Whether ``error`` comes from torch's dispatch of DTensors."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return "DTensor" in str(error) or any("torch.distributed.tensor" in f.f_globals.get("__name__", "") for f in frames)
+    """Whether ``error`` comes from torch's dispatch of DTensors, and not from what interrupted that: when a loader's
+    process has died, the handler of the signal raises wherever this process is."""
+    if str(error).startswith("DataLoader worker"):
+        return False
+    places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return "DTensor" in str(error) or any("torch.distributed.tensor" in place for place in places)
 
 
 class _Gathers(logging.Filter):
