@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from drivetrain import left_state
 from drivetrain.callback import state_name
 from drivetrain.checkpoint import from_safe, rng, to_safe
+from drivetrain.checkpoint.convert import plain_tensor
 from drivetrain.errors import CheckpointError
 from drivetrain.launch import Job, launch
 from drivetrain.launch.temporary import temporary_folder
@@ -75,7 +76,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     if job.local_rank == 0:
         module, fit = request.module, trainer.loop
         state = {
-            "weights": {name: tensor.detach().cpu() for name, tensor in weights.items()}
+            "weights": {name: plain_tensor(tensor).cpu() for name, tensor in weights.items()}
             if trainer.return_weights
             else {},
             "training": module.training,

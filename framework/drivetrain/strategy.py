@@ -248,6 +248,10 @@ class Strategy(StrategyView):
         factor = share if weighted else share * self.data.size
         self._run_backward(self.precision.scale(loss if factor == 1.0 else loss * factor), options)
 
+    def after_manual_backward(self) -> None:
+        """A backward pass of a module that optimises by hand is over. What the module does with its gradients before
+        it steps (clipping them, looking at their norm) it does to global ones where replicas are kept alike."""
+
     _backward: Callable[..., None] | None = None  # the module's own, where it has one
 
     def _run_backward(self, loss: torch.Tensor, options: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from drivetrain.checkpoint.io import CheckpointIO, TorchCheckpointIO
 from drivetrain.data_hooks import move
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator, ReduceOp
     from drivetrain.launch import Job
     from drivetrain.module import TrainModule
+    from drivetrain.optimizer import SchedulerConfig
     from drivetrain.precision import Precision
 
 _OPS = {"mean": "average", "avg": "average", "sum": "sum", "max": "max", "min": "min", "product": "product"}
@@ -80,6 +82,27 @@ class StrategyView:
     @property
     def model(self) -> TrainModule | None:
         return self.__dict__.get("module")
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that the fit steps; to set them is to step these from here on (:attr:`drivetrain.Trainer.optimizers`).
+        Empty before a stage."""
+        module = self.lightning_module
+        return [] if module is None else module.trainer.optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        self.module.trainer.optimizers = optimizers
+
+    @property
+    def lr_scheduler_configs(self) -> list[SchedulerConfig]:
+        """The schedulers of the fit and when they step; to set them is to go on with these. Empty before a stage."""
+        module = self.lightning_module
+        return [] if module is None else module.trainer.lr_scheduler_configs
+
+    @lr_scheduler_configs.setter
+    def lr_scheduler_configs(self, configs: list[SchedulerConfig]) -> None:
+        self.module.trainer.lr_scheduler_configs = configs
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """``batch`` on this rank's device, or another."""

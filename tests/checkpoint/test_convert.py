@@ -232,3 +232,18 @@ NESTED = st.recursive(
 @given(NESTED)
 def test_any_nesting_of_plain_data_comes_back(value: Any) -> None:
     assert through_file(value) == value
+
+
+class Labelled(torch.Tensor):
+    """A package's own tensor, which carries the names of its columns, as PINA's does."""
+
+    labels: list[str]
+
+
+def test_a_tensor_of_a_package_s_own_class_is_read_back_without_trust(tmp_path: pathlib.Path) -> None:
+    points = torch.arange(6.0).view(3, 2).as_subclass(Labelled)
+    points.labels = ["x", "y"]
+    torch.save(to_safe({"points": points, "weight": torch.nn.Parameter(points)}), tmp_path / "state.pt")
+    back = from_safe(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert [type(value) for value in back.values()] == [torch.Tensor, torch.Tensor]
+    assert all(torch.equal(value, torch.arange(6.0).view(3, 2)) for value in back.values())

@@ -171,6 +171,12 @@ def whether_there_are_several_workers(L: Any, folder: Path) -> Any:
 
 
 @question
+def the_devices_of_the_workers(L: Any, folder: Path) -> Any:
+    """As PINA asks, to put parameters there that belong to a problem and not to a module."""
+    return [trainer_of(L, devices=devices)._accelerator_connector._parallel_devices for devices in (1, 2)]
+
+
+@question
 def whether_a_fit_validates(L: Any, folder: Path) -> Any:
     """As GluonTS asks, to choose what its schedule monitors."""
     answers = []

@@ -7,7 +7,7 @@ else is kept as a *tagged* dictionary: ``{"drivetrain:type": "path", "value": "a
 goes in                                        comes back
 =============================================  =====================================================
 number, str, bytes, list, tuple, dict          the same type (a named tuple as a plain tuple)
-Tensor, Parameter                              Tensor on the CPU, same bits
+Tensor, Parameter, a subclass over them        Tensor on the CPU, same bits
 numpy array, scalar, Generator                 the same
 Path, set, frozenset, deque, Counter           the same (a path becomes one of the machine that reads)
 OrderedDict, defaultdict                       the same (a default that is no builtin type is lost: OrderedDict)
@@ -39,6 +39,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import CheckpointError
@@ -107,7 +108,7 @@ def own_tensor(path: tuple[Key, ...], value: torch.Tensor) -> torch.Tensor:
             f"cannot keep {describe(path)}: a sharded tensor belongs into the shared state, not into one worker's own; "
             "pass its local part"
         )
-    value = value.detach().resolve_conj().resolve_neg()
+    value = plain_tensor(value).resolve_conj().resolve_neg()
     if value.device.type == "meta":
         raise CheckpointError(
             f"cannot keep {describe(path)}: a tensor on the meta device has no data; materialise it first"
@@ -116,6 +117,16 @@ def own_tensor(path: tuple[Key, ...], value: torch.Tensor) -> torch.Tensor:
     if value.layout is torch.strided and value.untyped_storage().nbytes() != value.numel() * value.element_size():
         value = value.clone(memory_format=torch.contiguous_format)
     return value
+
+
+def plain_tensor(value: torch.Tensor) -> torch.Tensor:
+    """``value``, detached, of torch's own class, which is read without trust. A package's own class that names its
+    columns keeps its numbers; one that is made of several tensors (quantised ones) has none of its own and stays."""
+    value = value.detach()
+    if type(value) is torch.Tensor or is_traceable_wrapper_subclass(value):
+        return value
+    with torch._C.DisableTorchFunctionSubclass():
+        return value.as_subclass(torch.Tensor)
 
 
 class _Encoder:

@@ -251,8 +251,11 @@ class Trainer(drivetrain.trainer.Trainer):
 
     @property
     def _accelerator_connector(self) -> SimpleNamespace:
-        """Of this part of Lightning's inside what projects ask: Optuna's pruning, samplers that know their place."""
+        """Of this part of Lightning's inside what projects ask: Optuna's pruning, samplers that know their place, where
+        parameters that no module has are to be."""
+        on_gpus = self.accelerator_name == "cuda"
         return SimpleNamespace(
+            _parallel_devices=[torch.device("cuda", n) if on_gpus else torch.device("cpu") for n in self.device_ids],
             is_distributed=self.strategy_name != "single",  # on one device, too
             use_distributed_sampler=self.use_distributed_sampler,
             strategy=self.strategy,

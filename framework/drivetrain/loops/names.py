@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from drivetrain.loops.limits import Limits
+    from drivetrain.loops.optimize import Optimization
     from drivetrain.loops.training_data import TrainingData
     from drivetrain.trainer import Trainer
 
@@ -104,6 +105,58 @@ class EpochProgress:
         self.current = self.total = EpochCount(loop)
 
 
+class StepCount:
+    """Steps of the optimizers of a run. To set ``completed`` is to count on from there, as projects do that step
+    torch's own optimizers by hand, which nobody else counts."""
+
+    def __init__(self, loop: LoopNames) -> None:
+        self._loop = loop
+
+    @property
+    def completed(self) -> int:
+        return self._loop.trainer.global_step
+
+    @completed.setter
+    def completed(self, steps: int) -> None:
+        self._loop.count_from(steps)
+
+    @property
+    def ready(self) -> int:
+        return self.completed
+
+    @ready.setter
+    def ready(self, steps: int) -> None:
+        """Passed over: a step that is begun counts where it is completed."""
+
+
+class StepProgress:
+    """Steps of a run's optimizers, of which there is one count."""
+
+    def __init__(self, loop: LoopNames) -> None:
+        self.current = self.total = StepCount(loop)
+
+
+class OptimizerProgress:
+    """What Lightning's automatic optimisation keeps of its optimizer."""
+
+    def __init__(self, loop: LoopNames) -> None:
+        self._loop = loop
+        self.optimizer = self
+        self.step = StepProgress(loop)
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self._loop.trainer.global_step
+
+
+class OptimizationNames:
+    """Lightning's two loops around a step, under either of their names for the count of steps."""
+
+    def __init__(self, loop: LoopNames) -> None:
+        self.optim_progress = OptimizerProgress(loop)
+        self.optim_step_progress = self.optim_progress.step
+
+
 class LoopNames:
     """The limits of a run, which are the Trainer's, and its progress, under the names of Lightning's loops."""
 
@@ -113,6 +166,8 @@ class LoopNames:
     if TYPE_CHECKING:
 
         def begin_at(self, epoch: int) -> None: ...
+
+        def count_from(self, steps: int) -> None: ...
 
         @property
         def batch_progress(self) -> Progress: ...
@@ -132,6 +187,16 @@ class LoopNames:
         progress: Progress = self.batch_progress
         whole = progress.current.ready % self.trainer.accumulate_grad_batches == 0
         return not (whole or progress.is_last_batch)
+
+    @property
+    def manual_optimization(self) -> OptimizationNames:
+        """Lightning's loop around the steps that a module makes by hand, for the count of them."""
+        return OptimizationNames(self)
+
+    @property
+    def automatic_optimization(self) -> OptimizationNames:
+        """Lightning's loop around the steps that the Trainer makes, for the count of them."""
+        return OptimizationNames(self)
 
     @property
     def val_loop(self) -> Any:
@@ -188,6 +253,7 @@ class RunningLoop(LoopNames):
     ended: bool
     resumed: bool
     limits: Limits
+    optimization: Optimization
     data: TrainingData
 
     @property
@@ -219,6 +285,10 @@ class RunningLoop(LoopNames):
         """Go on from this epoch."""
         self.epoch = epoch
 
+    def count_from(self, steps: int) -> None:
+        """Let the steps of optimizers that are done be so many."""
+        self.optimization.steps = steps
+
     @property
     def done(self) -> bool:
         """Whether the limits are reached."""
@@ -234,6 +304,11 @@ class RunningLoop(LoopNames):
     @property
     def _batches_that_stepped(self) -> int:
         return self.global_step
+
+    @_batches_that_stepped.setter
+    def _batches_that_stepped(self, steps: int) -> None:
+        """What loggers' rows stand beside, from here on."""
+        self.global_step = steps
 
 
 class LoopToCome(LoopNames):
@@ -254,6 +329,10 @@ class LoopToCome(LoopNames):
     def begin_at(self, epoch: int) -> None:
         """Let the next fit go on from this epoch."""
         self.trainer._adopted = {**self.trainer._adopted, "current_epoch": epoch}
+
+    def count_from(self, steps: int) -> None:
+        """Let the next fit count on from so many steps of optimizers."""
+        self.trainer._adopted = {**self.trainer._adopted, "optimizer_steps": steps}
 
     @property
     def batch_progress(self) -> Progress:

@@ -43,6 +43,7 @@ class Optimization:
         self.stepped = False
         self.counts_each = fit.trainer.meanings.steps == "optimizer"
         self._micro: MicroStep | None = None
+        self._through = False  # whether an optimizer of a manual step is stepping through the strategy
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._default_step = not self.hooks.module_has("optimizer_step")
         self._default_zero = not self.hooks.module_has("optimizer_zero_grad")
@@ -110,9 +111,17 @@ class Optimization:
         return torch.stack(self.strategy.gather(mine.reshape(1))).sum()
 
     def manual(self, step: MicroStep) -> None:
+        """Run a step that makes its own; ``step()`` of the optimizers themselves, not of what ``self.optimizers()``
+        gives, finds global gradients, too."""
+        replicas = self.strategy.data.size > 1
+        handles = [o.register_step_pre_hook(self._before_own_step) for o in self.optimizers] if replicas else []
         self._micro = step
-        self.strategy.forward(step.call, step.batch)
-        self._micro = None
+        try:
+            self.strategy.forward(step.call, step.batch)
+        finally:
+            self._micro = None
+            for handle in handles:
+                handle.remove()
         if self.timing.on:
             self.fit.clock = self.timing.add_sampled("forward", self.fit.clock)
 
@@ -130,6 +139,7 @@ class Optimization:
         self.hooks("on_before_backward", loss)
         with phase.during(phase.BACKWARD):
             self.strategy.backward(loss, micro.share, True, **kwargs)
+            self.strategy.after_manual_backward()
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:
@@ -141,10 +151,19 @@ class Optimization:
             return result[-1]
 
         before = self._before_steps[next(i for i, known in enumerate(self.optimizers) if known is optimizer)]
-        with phase.during(phase.OPTIMIZER):
-            counts = self._through_strategy(optimizer, None if closure is None else kept, before)
+        self._through = True
+        try:
+            with phase.during(phase.OPTIMIZER):
+                counts = self._through_strategy(optimizer, None if closure is None else kept, before)
+        finally:
+            self._through = False
         self.stepped = self.stepped or counts
         return result[0] if result else None
+
+    def _before_own_step(self, optimizer: Optimizer, *arguments: Any) -> None:
+        """An optimizer is about to step, through the strategy or by itself."""
+        if not self._through:
+            self.strategy.reduce_gradients(optimizer, True)
 
     def _through_strategy(self, optimizer: Optimizer, closure: Any, before: Callable[[], None]) -> bool:
         """Step through the strategy; whether it counts."""

@@ -59,7 +59,8 @@ class _Replica(nn.Module):
 
 
 class DistributedDataParallelStrategy(Strategy):
-    """Exact data parallelism. With manual optimisation gradients are averaged per optimizer at its step instead.
+    """Exact data parallelism. With manual optimisation gradients are averaged after each ``manual_backward`` instead;
+    those that a backward pass made without it, and compressed ones, per optimizer at its step.
 
     A topology other than the backend's own runs in a thread with a process group of its own, so that a bucket is on
     its way before the next one is ready.
@@ -75,6 +76,7 @@ class DistributedDataParallelStrategy(Strategy):
     _bytes_before = _synchronised_before = 0  # of buckets that were made anew in this run
     _frozen: list[nn.Parameter]
     _completed: frozenset[int] = frozenset()  # optimizers whose gradients were averaged since the last backward
+    _averaged: dict[int, tuple[Any, int]]  # of parameters by id: the gradient that the last manual backward left
 
     def check_module(self, module: TrainModule, plan: Plan) -> None:
         if plan.world_size > 1 and "fit" in plan.stages:
@@ -90,6 +92,7 @@ class DistributedDataParallelStrategy(Strategy):
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
         self._replicas = None
+        self._averaged = {}
         self._average_buffers = stage == "fit" and self.data.size > 1
         if stage != "fit" or self.data.size == 1:
             return
@@ -281,7 +284,15 @@ class DistributedDataParallelStrategy(Strategy):
             self._completed |= {id(optimizer)}
         if self.data.size > 1 and (manual or self._replicas is None):
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+            self._average_gradients(
+                parameters, needed=any(self._averaged.get(id(p)) != _mark(p.grad) for p in parameters)
+            )
+
+    def after_manual_backward(self) -> None:
+        if self.data.size > 1 and self._compressed is None:
+            parameters = [p for p in self.module.parameters() if p.requires_grad]
             self._average_gradients(parameters)
+            self._averaged = {id(p): _mark(p.grad) for p in parameters}
 
     def normalise(self, optimizer: Optimizer) -> None:
         if self._replicas is None:
@@ -298,10 +309,13 @@ class DistributedDataParallelStrategy(Strategy):
         if self.weighted:  # also where this rank's own weight is zero: the others divide too
             self.scale_gradients(optimizer, torch.where(weight > 1e6 * _WEIGHTLESS, 1.0 / weight, 1.0))
 
-    def _average_gradients(self, parameters: list[nn.Parameter], compressed: bool = True) -> None:
-        """Average over ranks what any rank has a gradient for; a rank without one counts as zero."""
-        present = torch.tensor([float(p.grad is not None) for p in parameters])
-        counts = self.communicator.all_reduce(present.to(self.communicator.device)).tolist()
+    def _average_gradients(self, parameters: list[nn.Parameter], compressed: bool = True, needed: bool = True) -> None:
+        """Average over ranks what any rank has a gradient for; a rank without one counts as zero. ``needed``: whether
+        this rank's gradients are other than after the last averaging; where no rank's are, nothing else is sent."""
+        present = torch.tensor([float(needed), *(float(p.grad is not None) for p in parameters)])
+        wanted, *counts = self.communicator.all_reduce(present.to(self.communicator.device)).tolist()
+        if not wanted:
+            return
         used = [p for p, count in zip(parameters, counts, strict=True) if count]
         for p in used:
             if p.grad is None:
@@ -395,3 +409,11 @@ class DistributedDataParallelStrategy(Strategy):
         size = sum(p.numel() * p.element_size() for _, p in self._trained) + self._replica.ticket.element_size()
         sent = self._synchronised * size * 2 * (self.data.size - 1) // self.data.size
         return self._bytes_before + sent, self._synchronised_before + self._synchronised
+
+
+def _mark(gradient: torch.Tensor | None) -> tuple[Any, int]:
+    """What tells whether a gradient has been changed or replaced: its place and the changes that were made there. A
+    sparse one has no place; it is taken for another each time."""
+    if gradient is None:
+        return None, 0
+    return gradient.data_ptr() if gradient.layout is torch.strided else object(), gradient._version
