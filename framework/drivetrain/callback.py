@@ -27,6 +27,8 @@ class Callback:
         reads_predictions: whether it reads ``trainer.predict_loop.predictions``, which are kept for it then.
         needs: what it asks of the strategy: names of flags of :class:`~drivetrain.declaration.Support`. Where one is
             false, training is refused before it starts.
+        saved_on_exception: path of the checkpoint that it saves when an exception ends training. A fit that is not told
+            where to go on from begins there, or with the newest called ``last``, under Lightning's meanings.
         rebuilds: whether its ``setup``, where it has one, may give the module other layers. A checkpoint is then
             compared with the module only where it is loaded, and not before workers start.
     """
@@ -37,6 +39,7 @@ class Callback:
     rank_zero_only = False
     reads_predictions = False
     needs: tuple[str, ...] = ()
+    saved_on_exception: str | None = None
     rebuilds = True
     _logs_to: TrainModule | None = None  # the module of the stage at hand
 

@@ -245,12 +245,14 @@ class Metrics:
         return columns
 
     def epoch_columns(self) -> dict[str, Column]:
-        """Contributions of the epoch's values; of metrics those that were logged in it."""
-        columns = {}
+        """Contributions of the epoch's values; of metrics those that were logged in it. Of a name that several hooks
+        log the last one that did."""
+        columns: dict[str, Column] = {}
         for entry in self.entries.values():
-            if entry.on_epoch and (entry.metric is None or entry.logged):
+            name = entry.forked("epoch")
+            if entry.on_epoch and (entry.logged or (entry.metric is None and (entry.weight or name not in columns))):
                 entry.fold()
-                columns[entry.forked("epoch")] = entry.column()
+                columns[name] = entry.column()
         return columns
 
     def settle(self, loader: int) -> None:
@@ -260,8 +262,9 @@ class Metrics:
             if entry.metric is not None and entry.logged and entry.at == loader and self.communicator.world_size == 1:
                 entry.settled = entry.metric.compute()
 
-    def torchmetrics(self, columns: dict[str, Column], reset: bool = True) -> Exchange:
-        """Values of the logged torchmetrics metrics, which gather their own states; they are ``reset`` after.
+    def torchmetrics(self, columns: dict[str, Column], reset: bool = True, compute: bool = True) -> Exchange:
+        """Values of the logged torchmetrics metrics, unless they are not to be computed; they gather their own states,
+        which are ``reset`` after.
 
         ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
         the module, so that a rank that had no batch takes part with the metric's empty state.
@@ -271,7 +274,7 @@ class Metrics:
         modules = dict(self.named_modules()) if found else {}
         metrics = {name: modules[column.reduction.removeprefix(OBJECT)] for name, column in found.items()}
         values = {}
-        for name, metric in metrics.items():
+        for name, metric in metrics.items() if compute else ():
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
                 value = metric.compute() if settled.get(name) is None else settled[name]
@@ -286,7 +289,7 @@ class Metrics:
             for metric in [*metrics.values(), *(entry.metric for entry in self.entries.values())]:
                 if metric is not None:
                     metric.reset()
-        return Exchange(values, found, [], [])
+        return Exchange(values, found if compute else {}, [], [])
 
     def steps_by_batch(self, written: Callable[[Entry], bool]) -> dict[int, dict[str, Column]]:
         """Contributions of values logged on step in an evaluation, by batch; without what is ``written`` already."""

@@ -66,7 +66,7 @@ _KINDS = (MissingCheckpointError, NoCheckpointError, CheckpointError)
 
 def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | None:
     """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
-    if spec is None:
+    if spec is None and not _goes_on_by_itself(trainer):
         return None
     communicator = trainer.strategy.communicator
     found: list[Any] = [None, None, 0]
@@ -82,9 +82,28 @@ def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | N
     return None if path_text is None else Path(path_text)
 
 
-def _look(trainer: Trainer, spec: str | Path | store.Verified) -> Path | None:
+def _goes_on_by_itself(trainer: Trainer) -> bool:
+    """Whether a fit that is told nothing goes on where an earlier one was ended by an exception."""
+    saved_then = any(callback.saved_on_exception for callback in trainer.callbacks)
+    return saved_then and trainer.stage == "fit" and trainer.meanings.checkpoint == "file"
+
+
+def _look(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | None:
     if isinstance(spec, store.Verified):
         return spec.path
+    named_last = _last_ones(trainer) if spec in (None, "last") and trainer.meanings.checkpoint == "file" else []
+    if spec is None:
+        for path in named_last:
+            try:
+                found = path if snapshot.reads_itself(trainer) else store.resolve(path, path.parent)
+            except CheckpointError as error:
+                warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
+            else:
+                warnings.warn(f"training goes on from {found}: move it away to begin anew.", stacklevel=2)
+                return found
+        return None
+    if named_last and str(named_last[0]) in _saved_on_exception(trainer):  # and is newer than those called so
+        spec = named_last[0]
     callback = trainer.checkpoint_callback
     folder = Path(getattr(callback, "dirpath", None) or trainer.checkpoint_dir)
     if spec == "last" and trainer.meanings.checkpoint == "file":
@@ -108,6 +127,18 @@ def _folder_of_last(trainer: Trainer) -> Path | None:
     ]
     found = [path for folder in folders for path in folder.glob(f"last*{single.EXTENSION}") if path.exists()]
     return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
+
+
+def _last_ones(trainer: Trainer) -> list[Path]:
+    """Files that callbacks saved when an exception ended training, and those called ``last``; newest first."""
+    folder = _folder_of_last(trainer)
+    found = [] if folder is None else [p for p in folder.glob(f"last*{single.EXTENSION}") if p.exists()]
+    found += [Path(path) for path in _saved_on_exception(trainer) if Path(path).exists()]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _saved_on_exception(trainer: Trainer) -> list[str]:
+    return [str(Path(c.saved_on_exception)) for c in trainer.callbacks if c.saved_on_exception]
 
 
 def _refused(spec: Any, error: OSError) -> str:

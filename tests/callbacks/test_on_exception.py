@@ -36,6 +36,14 @@ def failing(library: Any, step: int, rank: int = 0) -> Any:
     return Failing()
 
 
+def noting(library: Any, steps: list[int]) -> Any:
+    class Noting(library.Callback):  # type: ignore[name-defined, misc]
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            steps.append(trainer.global_step)
+
+    return Noting()
+
+
 def test_one_process_as_lightning(tmp_path: Path) -> None:
     """The file is where Lightning puts it; training goes on from it, and a run that ends in order removes it."""
     for library in (lightning, ours):
@@ -48,6 +56,13 @@ def test_one_process_as_lightning(tmp_path: Path) -> None:
         resumed = fit(library, tmp_path, [saver], resume=saver.ckpt_path, max_epochs=2)
         assert resumed.global_step == 8
         assert os.listdir(folder) == []
+        for word in (None, "last"):  # without a word it goes on there, too
+            with pytest.raises(Fault):
+                fit(library, tmp_path, [failing(library, 5), saver])
+            steps: list[int] = []
+            assert fit(library, tmp_path, [saver, noting(library, steps)], resume=word, max_epochs=2).global_step == 8
+            assert steps == [5]
+            assert os.listdir(folder) == []
     with pytest.raises(ConfigurationError, match="give the file a name"):
         OnExceptionCheckpoint(tmp_path, "")
 

@@ -118,7 +118,8 @@ class EvaluateLoop:
                 hooks(f"on_{stage}_epoch_start")
                 for source in self.sources:
                     self._loader(source, limit)
-                    self.metrics.settle(source.index)
+                    if self._computes:
+                        self.metrics.settle(source.index)
                 self.metrics.batch, trainer.published.by_step = None, False
                 if signals.pending() is None:
                     self._know_before(f"on_{stage}_epoch_end")
@@ -129,6 +130,12 @@ class EvaluateLoop:
         finally:
             trainer.metrics, trainer.published.by_step = former, by_step
         return self.results
+
+    @property
+    def _computes(self) -> bool:
+        """Whether metric objects are asked for their values. Of the few batches of a check before training some have
+        none (a KID of fewer samples than a subset), and under Lightning's meaning nobody waits for them."""
+        return not (self.trainer.sanity_checking and self.trainer.meanings.live_metrics)
 
     def _know_before(self, hook: str) -> None:
         """Let ``hook`` see the epoch's values so far, where that is meant and ranks have to combine them for it."""
@@ -210,7 +217,7 @@ class EvaluateLoop:
                 one.columns[name] = exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
-        objects = metrics.torchmetrics(exchange.columns)
+        objects = metrics.torchmetrics(exchange.columns, compute=self._computes)
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.published.publish(epoch.joined(objects), step=step_done)

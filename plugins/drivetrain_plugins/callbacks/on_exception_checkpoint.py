@@ -40,6 +40,10 @@ class OnExceptionCheckpoint(Checkpoint):
     def ckpt_path(self) -> str:
         return os.path.join(self.dirpath, self.filename + self.FILE_EXTENSION)
 
+    @property
+    def saved_on_exception(self) -> str:  # type: ignore[override]
+        return self.ckpt_path
+
     def on_exception(self, trainer: Trainer, pl_module: TrainModule, exception: BaseException) -> None:
         save_on_exception(trainer, self.ckpt_path, exception)
 

@@ -129,6 +129,20 @@ CASES: dict[str, dict[str, Any]] = {
         "train": {},
         "logs": [{"hook": "training_step", "name": "m0", "value": "metric_vector", "options": {"on_epoch": True}}],
     },
+    "a metric object that has no value after the check before training": {
+        "train": {},
+        "val": {},
+        "logs": [{"hook": "validation_step", "name": "m0", "value": "metric_vector"}],
+        "trainer": {"check_val_every_n_epoch": 2},
+    },
+    "a name of two hooks of which one logs now and then": {
+        "train": {},
+        "val": {},
+        "logs": [
+            {"hook": "validation_step", "name": "val"},
+            {"hook": "on_validation_batch_end", "name": "val", "every": 9},
+        ],
+    },
     "a stream among loaders that are read at once": {
         "train": {"parts": [{"kind": "stream"}, {"batch": 1}], "mode": "max_size", "keys": True},
         "val": {"parts": [{"kind": "stream"}, {"batch": 1}], "mode": "min_size"},

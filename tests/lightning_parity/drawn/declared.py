@@ -101,6 +101,8 @@ def outside(spec: Mapping[str, Any]) -> str | None:
     if resets and trainer.get("max_epochs") != 1:
         return "a lottery ticket that is drawn twice"
     averages = callbacks["WeightAveraging"] or callbacks["EMAWeightAveraging"]
+    if averages and "64" in str(trainer.get("precision")):
+        return "the number format of averaged weights"
     later = [call for call in spec.get("calls", ()) if call.get("do") in ("validate", "test", "predict")]
     if averages and any("ckpt" in call or "no_module" in call for call in later):
         return "a test of averaged weights after a fit with them"
@@ -111,6 +113,8 @@ def outside(spec: Mapping[str, Any]) -> str | None:
         return "an average of weights in a further fit"
     if fits > 1 and callbacks["GradientAccumulationScheduler"]:
         return "a further fit where the length of windows was scheduled"
+    if fits > 1 and any(c.get("kind") == "OnExceptionCheckpoint" for c in spec.get("callbacks", ())):
+        return "a run resumed where it had come to its limit"
     saves = any(act.get("do") == "save" for act in spec.get("acts", ()))
     if saves and [call.get("do") for call in spec.get("calls", [{"do": "fit"}])][:1] != ["fit"]:
         return "a checkpoint of a Trainer that has not trained"

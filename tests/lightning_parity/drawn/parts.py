@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def callback(L: Any, kind: str, options: dict[str, Any], folder: Path) -> Any:
     if kind == "WeightAveraging":
         return _averaging(L, **options)
     if kind == "Stateful":
-        return _stateful(L)
+        return _stateful(L)()
     if kind == "Writer":
         return _writer(L, folder, **options)
     if kind == "LambdaCallback":
@@ -60,7 +61,10 @@ def _averaging(L: Any, every: int = 1, by_epoch: bool = False) -> Any:
     return Averaging()
 
 
+@cache
 def _stateful(L: Any) -> Any:
+    """The class, of which a project has one."""
+
     class Stateful(L.Callback):
         def __init__(self) -> None:
             self.batches, self.heard = 0, []
@@ -82,7 +86,7 @@ def _stateful(L: Any) -> Any:
             self.heard.append(("state", dict(state_dict)))
             self.batches = state_dict["batches"]
 
-    return Stateful()
+    return Stateful
 
 
 def _writer(L: Any, folder: Path, interval: str = "batch") -> Any:
@@ -136,6 +140,8 @@ def _portable(value: Any, folder: Path) -> Any:
 
 def scalars_of(folder: Path) -> dict[str, Any]:
     """What TensorBoard shows of a run: by tag, steps and values."""
+    if not folder.is_dir():
+        return {}
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     found.Reload()
     tags = [tag for tag in found.Tags()["scalars"] if tag != "hp_metric"]

@@ -541,6 +541,8 @@ class Script:
                 extra["weights_only"] = call["weights_only"]
             if what in ("validate", "test"):
                 extra["verbose"] = False
+            if path == "last" and not getattr(self.trainer.checkpoint_callback, "best_model_path", ""):
+                return  # declared: an error here
             if "return_predictions" in call:
                 extra["return_predictions"] = call["return_predictions"]
             unnamed = call.get("no_module") and not path
