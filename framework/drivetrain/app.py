@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -101,7 +102,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         where = "the run folder" if error.filename is None else error.filename
         return _say(f"{where} cannot be written: {error.strerror}; free space or choose hydra.run.dir=FOLDER", 1)
     except KeyboardInterrupt:
-        return 130
+        interrupted = Interrupted(signal.SIGINT)
+        return _say(interrupted, interrupted.exit_code)
 
 
 def _refuse(command: Command, sentence: str) -> int:

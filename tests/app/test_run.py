@@ -285,3 +285,34 @@ def test_a_warning_of_a_project_keeps_its_place(capsys: pytest.CaptureFixture[st
     assert [(str(found.message), found.filename, found.lineno) for found in as_python_shows_it] == [
         ("its own", "project.py", 7)
     ]
+
+
+@pytest.mark.parametrize("words", [[], ["-m", "seed=1,2"]], ids=["run", "sweep"])
+@pytest.mark.parametrize("where", ["drivetrain.cli.look.refuse_module", "drivetrain.launch.launch"])
+def test_ctrl_c_before_there_are_workers(
+    where: str, words: list[str], tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python's own handler is there until the launcher waits for workers."""
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    folder = "sweep/0" if words else "run"
+    assert app.run([*tiny, *words, "strategy=ddp", "devices=2", "hydra.run.dir=run", "hydra.sweep.dir=sweep"]) == 130
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "error: stopped by signal 2"
+    record = run_of(folder)
+    assert (record["status"], record["error"]) == ("interrupted", "stopped by signal 2")
+    assert not Path("sweep/1").exists()
+
+
+def test_ctrl_c_while_the_request_is_read(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "check", interrupted)
+    assert app.run([*tiny, "hydra.run.dir=run"]) == 130
+    assert capsys.readouterr().err.strip() == "error: stopped by signal 2"
+    assert not Path("run").exists()

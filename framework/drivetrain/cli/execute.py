@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 import traceback
@@ -62,10 +63,12 @@ def _execute(
     began = time.perf_counter()
     try:
         summary = _join(joined, request, payload) if joined else _launch(request, payload)
-    except Interrupted as error:
+    except (Interrupted, KeyboardInterrupt) as error:
+        # Python's own comes while this process imports and looks at the module, before it waits for workers.
+        stop = error if isinstance(error, Interrupted) else Interrupted(signal.SIGINT)
         if first:
-            _close(folder, blank, "interrupted", str(error), began)
-        raise
+            _close(folder, blank, "interrupted", str(stop), began)
+        raise stop from (None if stop is error else error)
     except BaseException as error:
         if first:
             _close(folder, blank, "failed", _sentence(error), began)
