@@ -108,17 +108,18 @@ def compressed(name: str) -> str:
 
 
 def experts(strategy: Any) -> str:
-    """Where the ranks use different parameters the job ends with a sentence, in seconds: also where one of them uses
-    all, so that what the engine reduces differs in size."""
+    """Where the ranks use different parameters the job ends with a sentence: in seconds; where one of them uses all, so
+    that the engine's messages differ in size, at the latest when a collective may take no longer."""
     told = []
     for batch_size in (2, 3):
         started = time.monotonic()
         try:
             precision = "32-true" if "zero" in str(strategy) else "64-true"
             data = parted(batch_size, torch.float32 if "zero" in str(strategy) else torch.float64)
-            run = train(Experts, strategy, 2, data=data, precision=precision, **GPU)
+            run = train(Experts, strategy, 2, data=data, precision=precision, timeout=30.0, **GPU)
         except WorkerError as error:
             told.append(f"{time.monotonic() - started:.0f} s: {str(error).splitlines()[0][:160]}")
+            print(told[-1], flush=True)
         else:
             raise AssertionError(f"it trained: {run.curve}")
     return "; ".join(told)

@@ -14,11 +14,13 @@ from torch import nn
 
 from drivetrain import Trainer
 from drivetrain.declaration import Plan, conflicts
+from drivetrain.errors import ConfigurationError
 from drivetrain_plugins.strategies.declared import zero as declared
 from drivetrain_plugins.strategies.declared.zero import ZERO, ZeroOptions
 from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import QUIET, Classifier, Outcome, difference, loader, train
 from tests.strategies import parity
+from tests.strategies.gpt import TinyGPT
 
 with mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
     import deepspeed  # noqa: F401  # before the workers are forked: it takes seconds
@@ -50,6 +52,41 @@ def test_a_gpt_has_the_losses_of_one_process(stage: int) -> None:
     expected = parity.reference(precision="32-true", max_steps=10)
     assert len(run.curve) == 10
     assert max(abs(a - b) for (_, a), (_, b) in zip(run.curve, expected.curve, strict=True)) < 1e-6
+
+
+class LooksAtWhole(TinyGPT):
+    """Whether a matrix was gathered in bf16: it is widened again where it arrives."""
+
+    narrow = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.blocks[0].mlp.up.register_forward_hook(self._look)
+
+    def _look(self, layer: nn.Module, *rest: Any) -> None:
+        if self.trainer.world_size > 1:
+            assert torch.equal(layer.weight, layer.weight.bfloat16().float()) is self.narrow
+
+
+class LooksAtNarrow(LooksAtWhole):
+    narrow = True
+
+
+@pytest.mark.parametrize(
+    ("stage", "narrow", "make"),
+    [(1, True, LooksAtWhole), (2, True, LooksAtWhole), (3, True, LooksAtNarrow), (3, False, LooksAtWhole)],
+)
+def test_under_bf16_mixed_matrices_go_from_rank_to_rank_in_bf16_where_that_is_asked_for(
+    stage: int, narrow: bool, make: Any
+) -> None:
+    """DeepSpeed's third stage adds a layer's bias to a product that was rounded already."""
+    strategy, tolerance = zero(stage, narrow_gather=narrow), 8e-3 if stage == 3 else 3e-3
+    parity.check_parity(strategy, 2, tolerance, make=make, precision="bf16-mixed", max_steps=8)
+
+
+def test_stage_0_sends_nothing_narrow() -> None:
+    with pytest.raises(ConfigurationError, match=r"narrow_gather=true needs strategy\.stage=1 or more"):
+        Trainer(strategy={"name": "zero", "stage": 0, "narrow_gather": True}, devices=2, **QUIET)
 
 
 class Weighted(Classifier):

@@ -60,6 +60,7 @@ CONTESTS = (
     Contest("zero stage=1", "zero", 1),
     Contest("zero stage=2", "zero", 2),
     Contest("zero stage=3", "zero", 3),
+    Contest("zero stage=3 narrow_gather=true", "zero_narrow", 3),
     Contest("tensor_parallel", "tensor_parallel", replicas=False),
     Contest("pipeline", "pipeline", replicas=False, pieces=4),
     Contest("parameter_server embedded=true", "parameter_server"),

@@ -123,22 +123,43 @@ def pipeline(model: Any, device: torch.device) -> Step:
     return step
 
 
+class _Autocast(nn.Module):
+    """DeepSpeed turns off the autocast that its engine is called under, so it is entered within."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, following: Tensor) -> Tensor:
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            return loss_of(self.model(tokens), following)
+
+
 def zero(stage: int) -> Engine:
+    """Weights and gradients go from rank to rank in fp32, as in the other loops."""
+    return _zero({"zero_optimization": {"stage": stage}})
+
+
+def zero_narrow(stage: int) -> Engine:
+    """Those of matrices go in bf16."""
+    config = {"zero_optimization": {"stage": stage}, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    return _zero(config)
+
+
+def _zero(options: dict[str, Any]) -> Engine:
     def engine(model: nn.Module, device: torch.device) -> Step:
         import deepspeed
 
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
-            "zero_optimization": {"stage": stage},
-            "torch_autocast": {"enabled": True, "dtype": "bfloat16"},
             "zero_allow_untested_optimizer": True,
+            **options,
         }
-        wrapped, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model), config=config)
+        wrapped, *_ = deepspeed.initialize(model=_Autocast(model), optimizer=optimizer_of(model), config=config)
 
         def step(tokens: Tensor, following: Tensor) -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16):  # as in the other loops: the loss is summed in fp32
-                loss = loss_of(wrapped(tokens), following)
+            loss: Tensor = wrapped(tokens, following)
             wrapped.backward(loss)
             wrapped.step()
             return loss.detach()

@@ -32,7 +32,8 @@ class ReachedAlike:
     def __init__(self, parameters: Mapping[str, nn.Parameter], job: Job) -> None:
         self.parameters = parameters
         self._passes = 0
-        self._agreement = Agreement("reached", job.rank, range(job.world_size), job.timeout)
+        # A little less than what NCCL waits for a collective, and then ends the process without these words.
+        self._agreement = Agreement("reached", job.rank, range(job.world_size), 0.9 * job.timeout)
 
     def close(self) -> None:
         self._agreement.close()

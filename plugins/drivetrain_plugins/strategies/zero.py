@@ -121,7 +121,8 @@ class Zero(Strategy):
             for parameter in module.parameters(recurse=False):  # no sub-module's forward would gather these
                 self._deepspeed.zero.register_external_parameter(model, parameter)
         self._own = {parameter: set(vars(parameter)) for parameter in module.parameters()}
-        self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options)
+        compute = self.precision.compute_dtype if self.options.narrow_gather else None
+        self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options, compute)
         self._model, self._optimizer = model, optimizers[0]
         self.holds_part = self._sharded
         if self._stage:

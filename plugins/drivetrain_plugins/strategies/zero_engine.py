@@ -54,9 +54,11 @@ class Guest:
     def leave(self, failed: bool) -> None:
         """No collective. DeepSpeed keeps groups of a job that has ended; a next job in this process makes its own."""
         from deepspeed.comm import comm
+        from deepspeed.runtime import torch_autocast
         from deepspeed.utils import groups
 
         comm.cdb = None
+        torch_autocast.TORCH_AUTOCAST_INITIALIZED, torch_autocast.TORCH_AUTOCAST_DTYPE = False, None
         vars(groups).update(self._groups)
         warnings.filters[:] = self._filters  # type: ignore[index]
         for name, value in self._former.items():
@@ -73,9 +75,15 @@ def _is_state(name: str, value: Any) -> bool:
     return value is None or (isinstance(value, dict) and name.isupper())
 
 
-def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, stage: int, options: Any) -> Any:
-    """An engine that steps when it is told to: windows of any length, losses already weighted, clipping per step."""
-    config = {
+def build(
+    deepspeed: Any, model: nn.Module, optimizer: Optimizer, stage: int, options: Any, compute: torch.dtype | None
+) -> Any:
+    """An engine that steps when it is told to: windows of any length, losses already weighted, clipping per step.
+
+    Args:
+        compute: the dtype that layers of matrices exchange weights and gradients in, None for their own.
+    """
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
@@ -91,6 +99,8 @@ def build(deepspeed: Any, model: nn.Module, optimizer: Optimizer, stage: int, op
             "overlap_comm": stage == 3,
         },
     }
+    if compute is not None:
+        config["torch_autocast"] = {"enabled": True, "dtype": str(compute).removeprefix("torch.")}
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 

@@ -18,11 +18,14 @@ class ZeroOptions:
         stage: what the ranks share out: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
         bucket_size: elements of the gradient that are reduced in one message.
         persistence_threshold: in stage 3, parameters of fewer elements than this stay whole on every rank.
+        narrow_gather: under ``bf16-mixed``, reduce the gradients of linear and convolutional layers in bf16 and, in
+            stage 3, gather their weights in it (DeepSpeed's ``torch_autocast``): half the bytes, rounded sums.
     """
 
     stage: int = 1
     bucket_size: int = 50_000_000
     persistence_threshold: int = 100_000
+    narrow_gather: bool = False
 
 
 def _check(plan: Plan) -> list[Conflict]:
@@ -36,6 +39,8 @@ def _check(plan: Plan) -> list[Conflict]:
         found.append(Conflict(f"strategy.stage={options.stage}: use one of 0, 1, 2, 3."))
     if options.bucket_size < 1:
         found.append(Conflict(f"strategy.bucket_size={options.bucket_size}: give elements, such as 50000000."))
+    if options.narrow_gather and not options.stage:
+        found.append(Conflict("strategy.narrow_gather=true needs strategy.stage=1 or more."))
     if options.persistence_threshold < 0:
         found.append(
             Conflict(f"strategy.persistence_threshold={options.persistence_threshold}: give 0 or more elements.")
