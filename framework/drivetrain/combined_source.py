@@ -43,6 +43,8 @@ class AtOnce:
 
     def __iter__(self) -> Iterator[Any]:
         for source in self.sources:
+            source.look()
+        for source in self.sources:
             source.open(anew=True)
         return self._read()
 

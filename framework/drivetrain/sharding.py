@@ -100,6 +100,7 @@ class BatchSource:
             )
         self._as_sampler = order != "seed" and shard.size > 1
         self._opened: Iterator[Any] | None = None
+        self._looked = False
         self.opened = False  # whether that was ever done
         self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
         self._resumed_from: list[list[Any]] = []
@@ -266,11 +267,24 @@ class BatchSource:
         the order is our own. Lightning does not ``keep`` that of a loader that it asked for anew. ``anew``: also where
         there is one already."""
         if self.natural and (anew or self._opened is None) and self.length != 0:
+            self.look()
             self._drawn_from, self.opened = [states()], True
             opened = iter(self.reader)
+            if opened is self.reader or opened is self.loader:
+                opened = _going_on(opened)
             if self._looks_ahead:
                 opened = chain(list(islice(opened, 1)), opened)
             self._opened = opened if keep else None
+
+    def look(self) -> None:
+        """Once ask a loader that is none of torch's for an iterator and leave that, as Lightning does to see whether
+        there is one: a loader may draw its order then."""
+        for source in self.at_once:
+            source.look()
+        own = not self.at_once and not isinstance(self.loader, DataLoader)
+        if own and self.natural and self.length != 0 and not self._looked:
+            iter(self.loader)
+            self._looked = True
 
     def _read_natural(self, start: int) -> Iterator[MicroBatch]:
         placed = self._places is not None and self._places.resume(start)
@@ -484,3 +498,14 @@ class BatchSource:
             item = self._own(index, batch, ahead is None)
             if item is not None:
                 yield item
+
+
+def _going_on(loader: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a loader that is its own iterator, and begins anew (perhaps in another order) whenever it is asked
+    for one: asked no more."""
+    while True:
+        try:
+            batch = next(loader)
+        except StopIteration:
+            return
+        yield batch

@@ -177,6 +177,18 @@ def the_devices_of_the_workers(L: Any, folder: Path) -> Any:
 
 
 @question
+def random_numbers_after_an_example_that_draws_when_it_is_asked_for(L: Any, folder: Path) -> Any:
+    """As the modules of mlcolvar have it: every look at it moves the random state."""
+    answers = []
+    for callback in (L.callbacks.ModelSummary(), L.callbacks.RichModelSummary(max_depth=2)):
+        example = property(lambda self: torch.randn(2, *loader().dataset[0][0].shape))
+        module = module_of(L, example_input_array=example, forward=lambda self, x: self.net(x))
+        trainer_of(L, enable_model_summary=True, callbacks=[callback]).fit(module, loader())
+        answers.append(float(torch.rand(1)))
+    return answers
+
+
+@question
 def whether_a_fit_validates(L: Any, folder: Path) -> Any:
     """As GluonTS asks, to choose what its schedule monitors."""
     answers = []

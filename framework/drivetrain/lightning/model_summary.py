@@ -131,7 +131,9 @@ class ModelSummary:
 
     def _get_summary_data(self) -> list[tuple[str, list[str]]]:
         """The columns of the table: the name of each, and its cells."""
-        shaped = self._summary.has_shapes
+        shaped = (
+            getattr(self._model, "example_input_array", None) is not None
+        )  # asked anew, as in Lightning: it may draw
         head = [" ", "Name", "Type", "Params", "Mode", "FLOPs", *(["In sizes", "Out sizes"] if shaped else [])]
         lines = []
         for number, (row, layer) in enumerate(zip(self._summary.rows, self._layers.values(), strict=True)):

@@ -61,6 +61,8 @@ def empty(which: str, source: BatchSource, loaders: int) -> str:
 def _open_first(sources: list[BatchSource]) -> None:
     """The first loader draws from the generators before hooks of the stage's start do, a further one when its turn
     comes, as in Lightning."""
+    for source in sources:
+        source.look()
     for source in sources[:1]:
         source.open()
 

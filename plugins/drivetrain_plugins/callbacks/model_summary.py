@@ -66,7 +66,10 @@ class ModelSummary(Callback):
 
             return Columns(pl_module, self.max_depth) if self.max_depth else None
         drawn = trainer.meanings.examples == "drawn" and trainer.world_size == 1  # else the others would wait for it
-        return Summary(pl_module, self.max_depth, compute=drawn)
+        summary = Summary(pl_module, self.max_depth, compute=drawn)
+        if drawn:
+            _ = pl_module.example_input_array  # Lightning's table asks once more, and what is asked may draw
+        return summary
 
     def _show_as_lightnings(self, found: Any) -> None:
         """Have a project's own ``summarize`` print what Lightning would give it."""
