@@ -19,6 +19,7 @@ from tests.app.fakes import Options, only
 
 # What the user types, and what the sentence must name.
 BAD = [
+    ("=3", ["cannot read", "=3", "key=value"]),
     ("strategy=rng", ["strategy", "rng", "ring"]),
     ("recipe=mnits", ["recipe", "mnits", "'mnist'"]),
     ("optimizer=adan", ["optimizer", "adan", "'adam'"]),

@@ -129,14 +129,17 @@ def test_parts_by_name_target_and_with_what_is_missing() -> None:
         ("optimizer.lr=fast", "lr must be a number"),
         ("optimizer.lr=-1", "Invalid learning rate: -1"),
         ("optimizer.nesterov=perhaps", "nesterov must be true or false"),
+        ("optimizer.lr=inf", "lr must be finite"),
+        ("optimizer=adamw optimizer.betas=[0.9]", "betas must be a list of 2"),
+        ("optimizer=adamw optimizer.betas=0.9", "betas must be a list of 2"),
     ],
 )
 def test_what_an_optimizer_refuses_is_one_sentence(
     tiny: list[str], word: str, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.run([*tiny, "strategy=ddp", "optimizer=sgd", word, "hydra.run.dir=refused"]) == 2
+    assert app.run([*tiny, "strategy=ddp", "optimizer=sgd", *word.split(), "hydra.run.dir=refused"]) == 2
     told = capfd.readouterr().err
-    assert told.startswith("error: optimizer (") and word.partition(".")[2] in told
+    assert told.startswith("error: optimizer (") and word.rpartition("optimizer.")[2] in told
     assert reason in told
     assert "Traceback" not in told
     assert run_of("refused")["status"] == "failed"

@@ -58,6 +58,8 @@ def _choices_are_names(overrides: Sequence[str]) -> None:
     """``precision=7``, ``data=null``: Hydra has no sentence for a choice that is a number, or none."""
     for override in OverridesParser.create(config_loader=loader()).parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
+        if not group:
+            raise ConfigurationError(f"cannot read {override.input_line!r}: write key=value")
         if isinstance(value, int | float | None) and group in loader().list_groups("") and not override.is_delete():
             name = written(value)
             raise MissingConfigException(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,6 +191,10 @@ def _check_kinds(part: partial[Any]) -> None:
             raise TypeError(f"{name} must be true or false")
         if type(usual) in (int, float) and (value is None or isinstance(value, str)):
             raise TypeError(f"{name} must be a number")
+        if isinstance(usual, float) and math.isfinite(usual) and isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite")
+        if isinstance(usual, tuple) and (not isinstance(value, Sequence) or len(value) != len(usual)):
+            raise TypeError(f"{name} must be a list of {len(usual)}")
 
 
 def _try_its_closure(part: partial[Any]) -> None:
