@@ -64,6 +64,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     trainer.job = job = replace(job, gpus=trainer.gpus)
     rng.restore(payload["random"])
     given = {key: _tensors(owner) for key, owner in _owners(trainer, request).items()}
+    flags = _flags(request.module)
     result = session.run(trainer, request, job)
     if request.stage == "predict":
         if result is not None:  # a rank that serves predicts nothing
@@ -79,7 +80,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             "weights": {name: plain_tensor(tensor).cpu() for name, tensor in weights.items()}
             if trainer.return_weights
             else {},
-            "training": module.training,
+            "flags": {key: value for key, value in _flags(module).items() if flags.get(key) != value},
             "result": to_safe(result),
             "loggers": [logger.version for logger in trainer.loggers],
             "callbacks": _callback_states(trainer),
@@ -121,6 +122,22 @@ def _owners(trainer: Trainer, request: Request) -> dict[str, Any]:
     }
     data = {} if request.datamodule is None else {"datamodule": request.datamodule}
     return {"module": request.module, **data, **callbacks}
+
+
+def _flags(module: TrainModule) -> dict[str, bool]:
+    """Which parameters are trained, and which layers are in training mode, which hooks may have changed."""
+    trained = {f"trained {name}": parameter.requires_grad for name, parameter in module.named_parameters()}
+    return trained | {f"mode {name}": layer.training for name, layer in module.named_modules()}
+
+
+def _take_flags(module: TrainModule, flags: dict[str, bool]) -> None:
+    parameters, layers = dict(module.named_parameters()), dict(module.named_modules())
+    for key, value in flags.items():
+        kind, _, name = key.partition(" ")
+        if kind == "trained" and name in parameters:
+            parameters[name].requires_grad_(value)
+        elif kind == "mode" and name in layers:
+            layers[name].training = value
 
 
 def _tensors(owner: Any) -> dict[str, tuple[torch.Tensor, int]]:
@@ -165,6 +182,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     module.trainer = trainer
     if state["weights"]:
         _take_weights(trainer, request, state["weights"])
+    _take_flags(module, state["flags"])
     for key, owner in _owners(trainer, request).items():
         vars(owner).update(from_safe(state["noted"].get(key, {})))
     counters = from_safe(state["trainer"])

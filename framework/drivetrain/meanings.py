@@ -57,6 +57,7 @@ class Meanings:
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
         model_checkpoint: registered name of the callback that saves where the user gave none.
+        model_summary: registered name of the callback that lists layers where the user gave none.
         logger: registered name of the logger that writes where the user gave none.
         log_folder: name of the default logger's folder.
         results: who shows the table of what an evaluation found: ``"bar"`` (the progress bar, if there is one) or
@@ -93,6 +94,7 @@ class Meanings:
     live_metrics: bool = False
     checkpoint: str = "directory"
     model_checkpoint: str = "model_checkpoint"
+    model_summary: str = "model_summary"
     logger: str = "tensorboard"
     log_folder: str = "drivetrain_logs"
     opens_loggers: bool = False
@@ -130,6 +132,7 @@ LIGHTNING = Meanings(
     live_metrics=True,
     checkpoint="file",
     model_checkpoint="lightning_model_checkpoint",
+    model_summary="rich_model_summary",
     logger="lightning_tensorboard",
     log_folder="lightning_logs",
     opens_loggers=True,

@@ -61,9 +61,11 @@ def callbacks_of(
         raise ConfigurationError(f"callbacks have {len(bars)} progress bars ({', '.join(bars)}): keep one.")
     if bars and not (trainer.enable_progress_bar or trainer.fast_dev_run):
         raise ConfigurationError(f"enable_progress_bar=False goes against the {bars[0]} in callbacks: drop one.")
+    summary_kind = registry.load("callbacks", "model_summary")
+    summarizes = any(isinstance(callback, summary_kind) for callback in found)
     wanted: list[tuple[bool, str, dict[str, Any]]] = [
         (trainer.enable_progress_bar and not bars, "progress_bar", {}),
-        (summary is not False, "model_summary", {}),
+        (summary is not False and not summarizes, trainer.meanings.model_summary, {}),
         (trainer.max_time is not None, "timer", {"duration": trainer.max_time}),
         (checkpointing is not False and not saves, trainer.meanings.model_checkpoint, {}),
     ]

@@ -375,8 +375,8 @@ class TrainerState(Configuration):
         may draw random numbers."""
         if self.stage == "fit" and self.status == "running":
             source = stage_data.training(cast("Trainer", self))
-            if self.global_step == 0:
-                source.open()
+            if not source.opened:  # a further fit's is opened anew when it is read
+                source.open(keep=self.current_epoch == 0)
 
     @property
     def estimated_stepping_batches(self) -> int | float:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import drivetrain
+import drivetrain.lightning
 from drivetrain.errors import ConfigurationError
 from drivetrain.module_summary import Summary
-from drivetrain_plugins.callbacks.model_summary import ModelSummary, readable, totals
+from drivetrain_plugins.callbacks.model_summary import ModelSummary, RichModelSummary, readable, totals
 
 
 class Net(nn.Module):
@@ -101,3 +103,13 @@ def test_readable() -> None:
     ]
     with pytest.raises(ConfigurationError, match="use -1 for all levels"):
         ModelSummary(-2)
+
+
+def test_the_default_one_is_the_one_that_lightning_takes() -> None:
+    for kind, given, expected in [
+        (drivetrain.lightning.Trainer, [], RichModelSummary),
+        (drivetrain.lightning.Trainer, [ModelSummary()], ModelSummary),
+        (drivetrain.Trainer, [], ModelSummary),
+    ]:
+        found = [c for c in kind(callbacks=given, logger=False).callbacks if isinstance(c, ModelSummary)]
+        assert [type(callback) for callback in found] == [expected]

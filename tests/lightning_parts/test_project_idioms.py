@@ -426,6 +426,25 @@ def test_what_workers_noted_comes_back(forked: bool, tmp_path: Path, monkeypatch
     assert torch.equal(module.head.weight, trained["head.weight"]), "what was validated is what the script has"
 
 
+@pytest.mark.parametrize(("strategy", "freezes"), [("ddp", True), ("fsdp", False), ("local_sgd", False)])
+def test_what_workers_froze_and_thawed_comes_back(strategy: str, freezes: bool, tmp_path: Path) -> None:
+    """As a fit in this process leaves it: the next part of a script makes its optimizer of what is trained."""
+
+    def on_train_start(self: Any) -> None:
+        self.backbone[1].eval()
+        self.backbone[0].bias.requires_grad_(not freezes)
+
+    seen = {}
+    for devices, name in ((1, "single"), (2, strategy)):
+        module = classifier(ours, on_train_start=on_train_start)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer(ours, tmp_path, strategy=name, devices=devices, max_epochs=1).fit(module, loader())
+        trained = [key for key, parameter in module.named_parameters() if parameter.requires_grad]
+        seen[name] = trained, [key for key, layer in module.named_modules() if layer.training]
+    assert seen[strategy] == seen["single"] and "backbone.1" not in seen["single"][1]
+
+
 def test_a_model_built_in_setup_comes_back_from_workers(tmp_path: Path) -> None:
     """With the number of classes that the data module knows once it is set up; what only a callback adds does not."""
 

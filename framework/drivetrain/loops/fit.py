@@ -130,7 +130,7 @@ class FitLoop(RunningLoop):
         source = None if trainer.limits["train"] == 0 else self.data.source  # no loader is asked for that nobody reads
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
         if self.limits.over() and not (self.limits.unfinished() and self.is_last_batch):
-            if not self.restored and source is not None:
+            if not self.restored and source is not None and not source.opened:
                 source.open(keep=False)  # which may draw random numbers, as where there is something to train
             return
         self.schedules.start()
@@ -138,7 +138,8 @@ class FitLoop(RunningLoop):
             self.module.train()
         else:
             self._tell_of_modes()
-        if not self.resumed and not self.opened and trainer.random_state is None:
+        opened = self.opened or self.data.source.opened  # a schedule may have asked for the length
+        if not self.resumed and not opened and trainer.random_state is None:
             # A later call of fit opens anew, in Lightning's natural order. What goes on from saved random states opens
             # when they are back, as the run did that they are of.
             self.data.source.open(keep=self.epoch == 0 or self.restored)

@@ -48,7 +48,9 @@ class CSVLogger(VersionedLogger):
     @property
     @first_worker_experiment
     def experiment(self) -> CSVLogger:
-        """This logger itself: ``log_metrics``, ``log_hparams``, ``save``."""
+        """This logger itself: ``log_metrics``, ``log_hparams``, ``save``. Its folder is made, so that a later run takes
+        another version also where nothing comes to be written."""
+        os.makedirs(self.log_dir, exist_ok=True)
         return self
 
     @property

@@ -143,6 +143,18 @@ CASES: dict[str, dict[str, Any]] = {
             {"hook": "on_validation_batch_end", "name": "val", "every": 9},
         ],
     },
+    "a schedule laid out for the length of a further fit": {
+        "train": {"shuffle": True},
+        "val": {"shuffle": True},
+        "optim": {"schedulers": [{"kind": "planned"}]},
+        "calls": [{"do": "fit"}, {"do": "more"}, {"do": "fit"}, {"do": "fit"}],
+    },
+    "the version after one that wrote nothing": {
+        "train": {},
+        "logs": [{"hook": "training_step", "name": "loss", "options": {"on_epoch": True}}],
+        "calls": [{"do": "fit"}, {"do": "fit", "new": True, "trainer": {"max_epochs": 1}}],
+        "trainer": {"max_epochs": 0, "enable_checkpointing": False},
+    },
     "a stream among loaders that are read at once": {
         "train": {"parts": [{"kind": "stream"}, {"batch": 1}], "mode": "max_size", "keys": True},
         "val": {"parts": [{"kind": "stream"}, {"batch": 1}], "mode": "min_size"},
