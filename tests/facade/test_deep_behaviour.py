@@ -429,9 +429,9 @@ def test_the_way_out_is_said_however_it_is_asked_for() -> None:
     with pytest.raises(AttributeError, match=said):
         _ = L.profilers.xla.XLAProfiler
     with pytest.raises(ImportError, match="build the Trainer in the script"):
-        exec("from drivetrain.lightning.pytorch.cli import LightningCLI")
+        exec("from drivetrain.lightning.pytorch.cli import instantiate_module")
     with pytest.raises(AttributeError, match="build the Trainer in the script"):
-        _ = L.cli
+        _ = L.cli.instantiate_module
     with pytest.raises(ImportError, match="there is no Fabric here"):
         exec("from drivetrain.lightning import Fabric")
     with pytest.raises(ImportError, match="read the Trainer's own attributes"):

@@ -13,7 +13,6 @@ _LOGGER = "derive a logger from drivetrain.Logger that writes there, or use Wand
 
 # Modules of which nothing is here, by their paths.
 MODULES = {
-    "cli": "build the Trainer in the script, or configure it with Hydra (python -m drivetrain new)",
     "fabric.cli": _FABRIC,
     "fabric.connector": _FABRIC,
     "fabric.fabric": _FABRIC,
@@ -52,6 +51,10 @@ NAMES = {
         "get_device_stats": _MPS,
         "get_nvidia_gpu_stats": "use DeviceStatsMonitor, or torch.cuda.memory_stats",
     },
+    "cli": dict.fromkeys(
+        ("LightningArgumentParser", "LightningCLI", "SaveConfigCallback", "instantiate_module"),
+        "build the Trainer in the script, or configure it with Hydra (python -m drivetrain new)",
+    ),
     "callbacks": dict.fromkeys(
         (
             "BatchesProcessedColumn",
