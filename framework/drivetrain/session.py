@@ -50,7 +50,10 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
     signals.clear()
     phase.current.name = phase.SETUP
-    with signals.handling(), _deterministic(trainer):
+    # Replicas part in their random numbers; what a script draws after the stage (another module's weights) is again
+    # the same on all of them, and what it would be if the Trainer had started the workers.
+    drawn = rng.kept() if job.world_size > 1 else nullcontext()
+    with signals.handling(), _deterministic(trainer), drawn:
         try:
             if trainer.meanings.starts == "seed" and trainer.strategy_name != "single":
                 seeding.start_anew()

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drivetrain import Trainer
+from drivetrain import Trainer, lightning
 from drivetrain.checkpoint import load
 from tests.distributed import run_job
-from tests.runs import QUIET, train
+from tests.runs import QUIET, Classifier, loader, train
 from tests.strategies.gpt import TinyGPT, token_loader
 
 OPTIONS: dict[str, Any] = {"max_steps": 3, "num_sanity_val_steps": 0, "seed": 3, "precision": "64-true"}
@@ -72,3 +72,23 @@ def test_the_callers_module_is_whole_again(strategy: Any, size: int, tmp_path: P
     # Saved after the module was given back, states by name all the same.
     [states] = load(tmp_path / "after.ckpt", rank=0, world_size=1).shared["optimizer_states"]
     assert states["state"].keys() == expected.keys() - {"model.head.weight"}
+
+
+def built_after_a_fit(rank: int, size: int, folder: Path) -> list[torch.Tensor]:
+    """Weights of modules that a script makes before a fit and after it."""
+    lightning.seed_everything(5)
+    made = [nn.Linear(3, 2).weight.detach()]
+    trainer = lightning.Trainer(
+        strategy="ddp", devices=size, **{**QUIET, "max_epochs": 1, "precision": "64-true", "default_root_dir": folder}
+    )
+    trainer.fit(Classifier(), loader())
+    made.append(nn.Linear(3, 2).weight.detach())
+    trainer.close()
+    return made
+
+
+def test_what_a_script_draws_after_a_fit_is_the_same_on_all_ranks(tmp_path: Path) -> None:
+    """And is not what it drew before, though the stage itself begins anew with the seed."""
+    (first, second), (other_first, other_second) = run_job(built_after_a_fit, 2, tmp_path)
+    assert torch.equal(first, other_first) and torch.equal(second, other_second)
+    assert not torch.equal(first, second)
