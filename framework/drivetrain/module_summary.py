@@ -63,9 +63,7 @@ class Summary:
             # Parts of tensors (DTensor): a pass here would wait for the other ranks.
             self.note = "no shapes: the layers are divided among the ranks"
         elif example is not None:
-            if (
-                compute
-            ):  # one that is drawn whenever it is asked for: Lightning looks whether it is there, and asks again
+            if compute:  # Lightning looks whether it is there and asks again: it may be drawn whenever it is asked for
                 example = module.example_input_array
             self._trace(module, example, count_flops, compute)
 

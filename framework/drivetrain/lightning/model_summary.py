@@ -131,9 +131,8 @@ class ModelSummary:
 
     def _get_summary_data(self) -> list[tuple[str, list[str]]]:
         """The columns of the table: the name of each, and its cells."""
-        shaped = (
-            getattr(self._model, "example_input_array", None) is not None
-        )  # asked anew, as in Lightning: it may draw
+        # Asked for anew, as in Lightning: it may be drawn whenever it is.
+        shaped = getattr(self._model, "example_input_array", None) is not None
         head = [" ", "Name", "Type", "Params", "Mode", "FLOPs", *(["In sizes", "Out sizes"] if shaped else [])]
         lines = []
         for number, (row, layer) in enumerate(zip(self._summary.rows, self._layers.values(), strict=True)):

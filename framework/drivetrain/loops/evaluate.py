@@ -229,10 +229,8 @@ class EvaluateLoop:
         self.results = self._by_loader(in_order(known, exchange.columns))
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
-        longest, live = (
-            1 + max(by_batch, default=0),
-            self.trainer.meanings.live_metrics,
-        )  # Lightning writes no epoch there
+        longest = 1 + max(by_batch, default=0)
+        live = self.trainer.meanings.live_metrics  # Lightning writes no epoch there
         for batch in sorted(by_batch):
             self.trainer.published.write(by_batch[batch], self._passes * longest + batch, epoch=not live)
         self._passes += 1
