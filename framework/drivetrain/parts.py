@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain import registry
 from drivetrain.callback import Callback
+from drivetrain.cli.schema import checked
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.logger import Logger
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
 
 
 def strategy_options(declaration: Declaration, options: Mapping[str, Any]) -> Any:
-    """The declared options with ``options`` set; an unknown name is answered with the nearest."""
+    """The declared options with ``options`` set, checked as those of a config are; an unknown name is answered with
+    the nearest."""
     known = getattr(declaration.options, "__dataclass_fields__", {})
     for name in options:
         if name not in known:
             raise ConfigurationError(f"strategy={declaration.name} has no option {name!r}: {nearest(name, known)}")
-    return declaration.options(**options)
+    return checked(declaration.options, options, "strategy")
 
 
 _PRECISION_ALIASES = {

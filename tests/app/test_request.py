@@ -20,6 +20,9 @@ from tests.app.fakes import Options, only
 # What the user types, and what the sentence must name.
 BAD = [
     ("=3", ["cannot read", "=3", "key=value"]),
+    ("strategy=ddp strategy.bucket_cap_mb=nan", ["strategy.bucket_cap_mb=nan must be finite"]),
+    ("strategy=ddp strategy.bucket_cap_mb=inf", ["strategy.bucket_cap_mb=inf must be finite"]),
+    ("strategy=federated strategy.fraction=nan", ["strategy.fraction=nan must be finite"]),
     ("strategy=rng", ["strategy", "rng", "ring"]),
     ("recipe=mnits", ["recipe", "mnits", "'mnist'"]),
     ("optimizer=adan", ["optimizer", "adan", "'adam'"]),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from drivetrain.cli.schema import check_numbers
+from drivetrain.cli.schema import check_numbers, checked
 from drivetrain.errors import ConfigurationError
 
 
@@ -38,3 +39,15 @@ def test_what_may_be_a_text_or_cannot_be_told_is_let_through() -> None:
     given: dict[str, Any] = {"function": "abc", "method": "abc", "widths": "abc", "free": "abc", "unknown": "abc"}
     check_numbers(typed, {**given, "rate": 0.5, "size": 3}, "model")
     check_numbers(odd, {"rate": "abc"}, "model")
+
+
+def test_a_number_that_is_none_is_refused_where_it_is_not_the_default() -> None:
+    @dataclass
+    class Numbers:
+        some: float = 1.0
+        endless: float = float("inf")
+
+    assert checked(Numbers, {"endless": float("inf"), "some": 2}).some == 2.0
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ConfigurationError, match=rf"^of\.some={value} must be finite$"):
+            checked(Numbers, {"some": value}, "of")

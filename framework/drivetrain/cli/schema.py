@@ -105,6 +105,8 @@ def written(value: Any) -> str:
 
 def _in_range(item: Field[Any], full: str, value: Any) -> None:
     bounds = item.metadata
+    if not bounds and isinstance(value, float) and not math.isfinite(value) and value != item.default:
+        raise ConfigurationError(f"{full}={value} must be finite")
     if not bounds or value is None or (isinstance(value, str) and value == "???"):
         return
     accepted = bounds["also"]
