@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -271,7 +272,6 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     stage_loggers.log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     trainer.lightning_module.zero_grad()  # what was computed before is no part of it
-    _part_random_streams(trainer)
     checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
     if loaded is None or (checks_resumed and trainer.max_steps == -1):
         if loaded is not None and trainer.limits["val"] and trainer.num_sanity_val_steps:
@@ -279,7 +279,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
         _sanity_check(trainer)
     elif checks_resumed:
         trainer.published.forget()  # as a check would have
-    fit.run()
+    fit.run(partial(_part_random_streams, trainer))
     hooks("on_fit_end")
 
 
@@ -310,7 +310,8 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
 
 
 def _part_random_streams(trainer: Trainer) -> None:
-    """Give replicas different random numbers from here on (dropout); the first keeps the stream it has."""
+    """Give replicas different random numbers from here on (dropout); the first keeps the stream it has. Until training
+    has started they draw alike: a hook may make the weights there."""
     replica = trainer.strategy.data.rank
     if replica > 0:
         seed = (torch.initial_seed() + replica) % 2**63

@@ -113,8 +113,9 @@ def limits_after_a_fit(L: Any, folder: Path) -> Any:
 
 LOOP = (
     "max_epochs min_epochs max_steps min_steps epoch_loop.max_steps epoch_loop.min_steps epoch_loop.batch_idx"
-    " epoch_loop.total_batch_idx epoch_loop.global_step epoch_loop._batches_that_stepped batch_idx total_batch_idx"
-    " epoch_progress.current.completed epoch_progress.current.processed epoch_loop.batch_progress.current.ready"
+    " epoch_loop.total_batch_idx epoch_loop.global_step epoch_loop._batches_that_stepped batch_idx"
+    " total_batch_idx epoch_progress.current.ready epoch_progress.current.completed"
+    " epoch_progress.current.processed epoch_loop.batch_progress.current.ready"
     " epoch_loop.batch_progress.total.ready epoch_loop.batch_progress.current.completed restarting done skip"
     " max_batches"
 )
@@ -131,6 +132,7 @@ def the_loop_before_within_and_after_a_fit(L: Any, folder: Path) -> Any:
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             answers.append(found(trainer.fit_loop.epoch_loop, "batch_idx total_batch_idx batch_progress.total.ready"))
+            answers.append(found(trainer.fit_loop, "epoch_progress.current.ready epoch_progress.total.started"))
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             answers.append(found(trainer.fit_loop.epoch_loop, "batch_idx total_batch_idx"))

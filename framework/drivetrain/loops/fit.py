@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -73,7 +73,7 @@ class FitLoop(RunningLoop):
         self.boundary = Boundary(trainer, global_step)
         self.epoch = current_epoch
         self.batch, self.batch_idx = 0, -1
-        self.in_batch = False
+        self.in_batch = self.in_epoch = False
         self.global_step = global_step
         self.same_weight = trainer.meanings.window == "batches"
         self.ended = False
@@ -125,7 +125,8 @@ class FitLoop(RunningLoop):
         }
 
     # -- a run --------------------------------------------------------------------------------------------------
-    def run(self) -> None:
+    def run(self, started: Callable[[], None] | None = None) -> None:
+        """``started`` is called when the hooks of the start of training have been."""
         trainer, hooks = self.trainer, self.hooks
         source = None if trainer.limits["train"] == 0 else self.data.source  # no loader is asked for that nobody reads
         # A checkpoint made when an epoch's batches were done has its end ahead, also where nothing comes after that.
@@ -148,6 +149,8 @@ class FitLoop(RunningLoop):
         hooks.follow()
         trainer.published.by_step = False
         hooks("on_train_start")
+        if started is not None:
+            started()
         self.timing.started = perf_counter()
         self.boundary.start(self.global_step, self.seconds_before)
         if hooks.module_has("on_train_batch_start") and dist.is_initialized() and not self.boundary.alone:
@@ -179,7 +182,7 @@ class FitLoop(RunningLoop):
 
     # -- an epoch -----------------------------------------------------------------------------------------------
     def _epoch(self) -> None:
-        complete = True
+        complete, self.in_epoch = True, True
         if self.ended:  # resumed from a checkpoint made in the end hooks: the epoch's metrics are out
             self.metrics.reset()
             self.resumed = False
@@ -189,13 +192,13 @@ class FitLoop(RunningLoop):
             self.metrics.batch = None
             self._end_epoch(complete)
         if not complete:
-            self.cut = True
+            self.cut, self.in_epoch = True, False
             return
         if self.is_last_batch:
             self.schedules.after_epoch(plateau=True)
         self.epoch += 1
         self.batch = 0
-        self.ended = self.validations.done = False
+        self.ended = self.validations.done = self.in_epoch = False
 
     def _which_train(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self.module.parameters()]

@@ -90,6 +90,13 @@ class EpochCount:
         self._loop.begin_at(epoch)
 
     @property
+    def ready(self) -> int:
+        """With the one at hand."""
+        return self.completed + self._loop.in_epoch
+
+    started = ready
+
+    @property
     def processed(self) -> int:
         return self.completed + self._loop.epoch_is_over
 
@@ -161,7 +168,7 @@ class LoopNames:
     """The limits of a run, which are the Trainer's, and its progress, under the names of Lightning's loops."""
 
     trainer: Trainer
-    epoch_is_over = False
+    epoch_is_over = in_epoch = False
 
     if TYPE_CHECKING:
 
