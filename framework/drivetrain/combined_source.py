@@ -90,10 +90,6 @@ class AtOnce:
             raise TypeError("a loader without a length is among them")
         return int(self._length())
 
-    def set_epoch(self, epoch: int) -> None:
-        for source in self.sources:
-            source.set_epoch(epoch)
-
 
 def training_source(loaders: Any, **options: Any) -> BatchSource:
     """One source of the training loaders: of a collection of them, collections of batches (the shorter ones begin again

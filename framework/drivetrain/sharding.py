@@ -225,6 +225,8 @@ class BatchSource:
             self._sampler.epoch = epoch
         if self._shown is not None:
             self._shown.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        for source in self.at_once:
+            source.set_epoch(epoch)
         batches = getattr(self.loader, "batch_sampler", None)
         owners: list[Any] = [getattr(self.loader, "sampler", None), getattr(batches, "sampler", None)]
         if self._tells_all:
