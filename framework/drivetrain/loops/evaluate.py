@@ -92,6 +92,7 @@ class EvaluateLoop:
         """Read these from now on."""
         self.sources = sources
         self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
+        self._seen_before: dict[int, int] = {}  # the same when the pass at hand began
         self.metrics.several_loaders = len(sources) > 1
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
@@ -104,6 +105,7 @@ class EvaluateLoop:
         shown = trainer.published.by_step
         by_step, trainer.published.by_step = (None, False) if shown is None else (False, None)
         self.metrics.reset()
+        self._seen_before = dict(self._seen)
         self.has_run = False
         # Within a fit a project may train on what it kept of a validation, which inference mode forbids.
         inference = trainer.inference_mode and trainer.stage != "fit"
@@ -229,11 +231,26 @@ class EvaluateLoop:
         self.results = self._by_loader(in_order(known, exchange.columns))
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
+        if self.trainer.meanings.live_metrics:
+            self._write_steps_by_loader(by_batch)
+            return
         longest = 1 + max(by_batch, default=0)
         live = self.trainer.meanings.live_metrics  # Lightning writes no epoch there
         for batch in sorted(by_batch):
             self.trainer.published.write(by_batch[batch], self._passes * longest + batch, epoch=not live)
         self._passes += 1
+
+    def _write_steps_by_loader(self, by_batch: dict[int, Exchange]) -> None:
+        """A row for each batch of each loader, beside the number of this loader's batches before it."""
+        at = {entry.forked("step"): entry.at or 0 for entry in self.metrics.entries.values()}
+        for loader in sorted({*at.values()}):
+            for batch in sorted(by_batch):
+                one = by_batch[batch]
+                names = [name for name in one.values if at.get(name, 0) == loader]
+                row = Exchange({n: one.values[n] for n in names}, {n: one.columns[n] for n in names}, [], [])
+                row.own |= {n: one.own[n] for n in names if n in one.own}
+                if names:
+                    self.trainer.published.write(row, step=self._seen_before.get(loader, 0) + batch, epoch=False)
 
     def _written(self, entry: Entry) -> bool:
         """Whether the step's values of ``entry`` are written at once, because no other rank has a part in them."""
