@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as lightning
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ import drivetrain
 import drivetrain.lightning as ours
 from drivetrain import checkpoint
 from drivetrain.checkpoint import layout, single
+from drivetrain.checkpoint.kept_hyperparameters import read_hyperparameters, write_hyperparameters
 from drivetrain.cli import export
 from drivetrain.errors import CheckpointError, ConfigurationError
 from tests.runs import QUIET, dataset, seeded
@@ -800,3 +802,15 @@ def test_last_where_there_is_none(tmp_path: Path) -> None:
     assert trainer.global_step == 4
     with pytest.raises(ConfigurationError, match="local files"):
         trainer.save_checkpoint(tmp_path / "a.ckpt", storage_options={})
+
+
+def test_arrays_of_words_are_lists_for_who_reads_the_file_by_himself() -> None:
+    """As RecTools does, which takes its items from there: text would be cut short, and no list."""
+    words = np.array(["PAD", *map(str, range(2000))])
+    mixed = np.array([["PAD", 1], [2.5, None]], dtype=object)
+    plain, rest = write_hyperparameters({"words": words, "mixed": mixed}, "hyper_parameters")
+    assert plain == {"words": words.tolist(), "mixed": [["PAD", 1], [2.5, None]]}
+    for kept in (plain, {"words": str(words), "mixed": str(mixed)}):  # older files had text
+        values, _ = read_hyperparameters(kept, rest, True)
+        assert np.array_equal(values["words"], words)
+        assert np.array_equal(values["mixed"], mixed)

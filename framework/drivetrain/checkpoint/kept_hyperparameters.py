@@ -56,8 +56,11 @@ def read_hyperparameters(
     value that someone changed in the file is what counts."""
     values = dict(plain)
     for name, safe in rest.get("exact", {}).items():
-        if name in plain and _alike(_untagged(safe), plain[name]):
-            values[name] = from_safe(safe)
+        if name not in plain:
+            continue
+        value = from_safe(safe)  # arrays of words were text in older files
+        if _alike(_untagged(safe), plain[name]) or (isinstance(plain[name], str) and str(value) == plain[name]):
+            values[name] = value
     objects = rest.get("objects", {})
     if not trusted(weights_only):
         return values, sorted(objects.keys() - values.keys())
@@ -114,8 +117,22 @@ def _untagged(safe: Any) -> Any:
     if kind == "ndarray":
         if safe["scalar"]:
             return value.item()
+        if value.dtype.kind == "U":
+            return value.tolist()
         return torch.from_numpy(value) if value.dtype.kind in "biufc" else str(value)
+    if kind == "ndarray.object":
+        return _in_lists([_untagged(one) for one in safe["value"]], safe["shape"])
     return str(value)
+
+
+def _in_lists(flat: list[Any], shape: list[int]) -> Any:
+    """``flat`` in nested lists of this shape, in rows."""
+    if not shape:
+        return flat[0]
+    step = len(flat) // shape[0] if shape[0] else 0
+    if len(shape) == 1:
+        return flat
+    return [_in_lists(flat[row * step : (row + 1) * step], shape[1:]) for row in range(shape[0])]
 
 
 def _same_kinds(value: Any, again: Any) -> bool:
