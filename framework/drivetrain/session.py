@@ -53,7 +53,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
     phase.current.name = phase.SETUP
     # Replicas part in their random numbers; what a script draws after the stage (another module's weights) is again
     # the same on all of them, and what it would be if the Trainer had started the workers.
-    drawn = rng.kept() if job.world_size > 1 else nullcontext()
+    # (A worker of ours ends with the stage, and what it leaves behind of the run goes on from its own states.)
+    drawn = rng.kept() if job.world_size > 1 and job.origin != "local" else nullcontext()
     with signals.handling(), _deterministic(trainer), drawn:
         try:
             if trainer.meanings.starts == "seed" and trainer.strategy_name != "single":
