@@ -51,11 +51,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
     signals.clear()
     phase.current.name = phase.SETUP
-    # Replicas part in their random numbers; what a script draws after the stage (another module's weights) is again
-    # the same on all of them, and what it would be if the Trainer had started the workers.
-    # (A worker of ours ends with the stage, and what it leaves behind of the run goes on from its own states.)
-    drawn = rng.kept() if job.world_size > 1 and job.origin != "local" else nullcontext()
-    with signals.handling(), _deterministic(trainer), drawn:
+    with signals.handling(), _deterministic(trainer), _drawing_apart(trainer, request, job):
         try:
             if trainer.meanings.starts == "seed" and trainer.strategy_name != "single":
                 seeding.start_anew()
@@ -82,6 +78,23 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             for callback in trainer.callbacks:
                 callback._log_to(None)
             trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
+
+
+@contextmanager
+def _drawing_apart(trainer: Trainer, request: Request, job: Job) -> Iterator[None]:
+    """Replicas part in their random numbers; what a script draws after the stage (another module's weights) is again
+    the same on all of them, and what it would be if the Trainer had started the workers. A checkpoint that the script
+    saves after a fit has what the fit left. (A worker of ours ends with the stage.)"""
+    if request.stage == "fit":
+        trainer.random_after_fit = None
+    if job.world_size == 1 or job.origin == "local":
+        yield
+        return
+    before = rng.capture()
+    yield
+    if request.stage == "fit":
+        trainer.random_after_fit = rng.capture()
+    rng.restore(before)
 
 
 @contextmanager

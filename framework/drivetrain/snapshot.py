@@ -101,7 +101,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         }
         trainer.published.by_step = shown
         own = {
-            "rng": rng.capture(),
+            "rng": trainer.random_after_fit or rng.capture(),
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": metric_states.states(module),
             "order": fit.data.order_after(0 if fit.ended else shared["loops"]["batch"]),

@@ -69,6 +69,7 @@ class TrainerState(Configuration):
         self.published = PublishedMetrics(cast("Trainer", self))
         self._terminated = False  # the last stage was ended by SIGTERM
         self.random_state: dict[str, Any] | None = None
+        self.random_after_fit: dict[str, Any] | None = None  # the generators' states, where they are put back after it
         self.data_seed = 0
         self.ckpt_path: str | None = None
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit

@@ -92,3 +92,35 @@ def test_what_a_script_draws_after_a_fit_is_the_same_on_all_ranks(tmp_path: Path
     (first, second), (other_first, other_second) = run_job(built_after_a_fit, 2, tmp_path)
     assert torch.equal(first, other_first) and torch.equal(second, other_second)
     assert not torch.equal(first, second)
+
+
+class Drops(Classifier):
+    """Draws random numbers in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.insert(2, nn.Dropout(0.3))
+
+
+def gone_on_from_what_was_saved_after(rank: int, size: int, folder: Path) -> list[list[torch.Tensor]]:
+    """Weights of a run of three epochs, and of one that goes on from a checkpoint saved after a fit of two."""
+
+    def run(epochs: int, **options: Any) -> tuple[Trainer, Drops]:
+        trainer = Trainer(strategy="ddp", devices=size, **{**QUIET, **OPTIONS, "max_steps": -1, "max_epochs": epochs})
+        module = Drops()
+        trainer.fit(module, loader(), **options)
+        return trainer, module
+
+    straight, whole = run(3)
+    straight.close()
+    half, _ = run(2)
+    half.save_checkpoint(folder / "half.ckpt")
+    half.close()
+    resumed, again = run(3, ckpt_path=folder / "half.ckpt")
+    resumed.close()
+    return [[p.detach().clone() for p in module.parameters()] for module in (whole, again)]
+
+
+def test_what_a_script_saves_after_a_fit_has_the_random_states_of_its_end(tmp_path: Path) -> None:
+    for whole, again in run_job(gone_on_from_what_was_saved_after, 2, tmp_path):
+        assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
