@@ -235,13 +235,13 @@ class EvaluateLoop:
             self._write_steps_by_loader(by_batch)
             return
         longest = 1 + max(by_batch, default=0)
-        live = self.trainer.meanings.live_metrics  # Lightning writes no epoch there
         for batch in sorted(by_batch):
-            self.trainer.published.write(by_batch[batch], self._passes * longest + batch, epoch=not live)
+            self.trainer.published.write(by_batch[batch], step=self._passes * longest + batch)
         self._passes += 1
 
     def _write_steps_by_loader(self, by_batch: dict[int, Exchange]) -> None:
-        """A row for each batch of each loader, beside the number of this loader's batches before it."""
+        """A row for each batch of each loader, beside the number of this loader's batches before it; Lightning writes
+        no epoch there."""
         at = {entry.forked("step"): entry.at or 0 for entry in self.metrics.entries.values()}
         for loader in sorted({*at.values()}):
             for batch in sorted(by_batch):
