@@ -86,13 +86,20 @@ class StrategyView:
     @property
     def optimizers(self) -> list[Optimizer]:
         """Those that the fit steps; to set them is to step these from here on (:attr:`drivetrain.Trainer.optimizers`).
-        Empty before a stage."""
+        Empty before a stage. While a fit's are being built, the strategy that builds them may keep its own here."""
         module = self.lightning_module
+        if self._built is not None:
+            return self._built
         return [] if module is None else module.trainer.optimizers
 
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:
-        self.module.trainer.optimizers = optimizers
+        if not self.module.trainer.optimizers:
+            self._built = optimizers
+        else:
+            self.module.trainer.optimizers = optimizers
+
+    _built: list[Optimizer] | None = None
 
     @property
     def lr_scheduler_configs(self) -> list[SchedulerConfig]:

@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,14 @@ def test_under_torchrun(moment: str, tmp_path: Path, repository: Path) -> None:
 
 
 # -- what a loader raises ---------------------------------------------------------------------------------------
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Loader processes hand tensors over through sockets in the folder for temporary files, whose paths have an end at
+    107 characters: pytest's own folder, numbered by runs, comes near it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 class Broken(Dataset[Any]):
     def __init__(self, way: type[BaseException] | None) -> None:
         self.way = way
@@ -197,10 +205,10 @@ class Broken(Dataset[Any]):
      ("ring", 0, StopIteration), ("ring", 1, IndexError)],
 )  # fmt: skip
 def test_an_epoch_is_never_cut_short(
-    strategy: str, workers: int, way: type[BaseException], tmp_path: Path, run_alone: Callable[..., Any]
+    strategy: str, workers: int, way: type[BaseException], short_path: Path, run_alone: Callable[..., Any]
 ) -> None:
     def program() -> str:
-        tempfile.tempdir = os.fspath(tmp_path)  # torch's loader processes leave a folder when they are ended
+        tempfile.tempdir = os.fspath(short_path)  # torch's loader processes leave a folder when they are ended
         data = DataLoader(Broken(way), batch_size=2, num_workers=workers)
         try:
             train(Classifier, strategy, 1 if strategy == "single" else 2, data=data)
@@ -213,9 +221,9 @@ def test_an_epoch_is_never_cut_short(
     assert strategy == "single" or found.startswith("WorkerError: rank ")
 
 
-def test_a_loader_process_that_is_gone(run_alone: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_loader_process_that_is_gone(run_alone: Callable[..., Any], short_path: Path) -> None:
     def program() -> str:
-        tempfile.tempdir = str(tmp_path)
+        tempfile.tempdir = str(short_path)
         with pytest.raises(WorkerError) as caught:
             train(Classifier, "ring", 2, data=DataLoader(Broken(None), batch_size=2, num_workers=1))
         return str(caught.value)
@@ -223,5 +231,5 @@ def test_a_loader_process_that_is_gone(run_alone: Callable[..., Any], tmp_path: 
     assert "DataLoader worker" in run_alone(program)
     # torch's loader opens temporary files to see whether descriptors have run out, and its SIGCHLD handler may raise
     # between the making of one and its removal: such an empty file can stay, and nothing else.
-    left = {path.name: path.is_file() and path.stat().st_size for path in tmp_path.iterdir()}
+    left = {path.name: path.is_file() and path.stat().st_size for path in short_path.iterdir()}
     assert all(name.startswith("tmp") and size == 0 and size is not False for name, size in left.items()), left
