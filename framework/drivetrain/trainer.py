@@ -20,6 +20,7 @@ from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
 from drivetrain.errors import ConfigurationError, Interrupted, MissingPartError, Terminated, WrongKindError, by_keyboard
+from drivetrain.frame_room import in_one_chunk
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
 from drivetrain.metrics import Metrics
@@ -219,7 +220,7 @@ class Trainer(TrainerState):
         if self.job is None and self.world_size > 1:
             return handover.in_workers(self, request)
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)
-        result = session.run(self, request, self.job or alone)
+        result = in_one_chunk(session.run, self, request, self.job or alone)
         if request.stage == "predict":
             return handover.gather_predictions(self.strategy.communicator, result)
         return result
