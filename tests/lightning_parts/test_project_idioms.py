@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
+import yaml
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -620,6 +621,21 @@ def test_what_is_written_to_loggers_where_nothing_is_logged(tmp_path: Path) -> N
         }
 
     assert "hparams" in compare(run)["files"]
+
+
+def test_tables_whose_keys_are_numbers_are_written_with_numbers(tmp_path: Path) -> None:
+    """A vocabulary by number (``id_to_word``), as models of language save it."""
+
+    def run(L: Any) -> dict[str, Any]:
+        module = classifier(L)
+        module.save_hyperparameters({"word": {0: "<pad>", 1: "dog"}, "deep": [{2.5: {True: "yes"}}]})
+        for logger in (kind(tmp_path / L.__name__) for kind in (L.loggers.TensorBoardLogger, L.loggers.CSVLogger)):
+            trainer(L, tmp_path, logger=logger, max_epochs=1).fit(module, loader())
+        paths = sorted((tmp_path / L.__name__).rglob("hparams.yaml"))
+        return {"written": [yaml.safe_load(path.read_text()) for path in paths]}
+
+    one = {"word": {0: "<pad>", 1: "dog"}, "deep": [{2.5: {True: "yes"}}]}
+    assert compare(run)["written"] == [one, one]
 
 
 def test_what_a_batch_logged_that_was_left_out_or_failed_is_not_seen(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 
 def plain(value: Any) -> Any:
-    """``value`` as dictionaries, lists, strings, numbers, booleans and None; anything else as its ``str``."""
+    """``value`` as dictionaries, lists, strings, numbers, booleans and None; anything else as its ``str``.
+
+    So are keys: a table of names by number has numbers for its keys.
+    """
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Enum):
@@ -26,7 +29,7 @@ def plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -35,6 +38,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", str(value))
     return str(value)
+
+
+def _key(key: Any) -> bool | int | float | str | None:
+    name = plain(key)
+    return name if name is None or isinstance(name, bool | int | float | str) else str(key)
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
