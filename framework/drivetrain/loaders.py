@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any, cast
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -96,6 +98,16 @@ def with_sampler(loader: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[A
     batches = BatchSampler(sampler, cast(int, loader.batch_size), loader.drop_last)
     # DataLoader refuses to have these set after its __init__, since an iterator may be there; a copy has none.
     vars(found).update(sampler=sampler, batch_sampler=batches, _iterator=None)
+    return found
+
+
+def reading(
+    loader: DataLoader[Any], dataset: Any, batches: Iterable[Any], generator: torch.Generator
+) -> DataLoader[Any]:
+    """A loader of the same class and attributes that reads from ``dataset`` the lists of indices that ``batches``
+    gives, and draws from ``generator``: a project's loader may say for itself how a list becomes a batch."""
+    found = copy.copy(loader)
+    vars(found).update(dataset=dataset, batch_sampler=batches, generator=generator, _iterator=None)  # see above
     return found
 
 

@@ -28,7 +28,10 @@ class Seeded:
             sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
         return index
 
-    def __getitem__(self, key: tuple[int, Any]) -> Any:
+    def __getitem__(self, key: tuple[int, Any] | list[tuple[int, Any]]) -> Any:
+        if isinstance(key, list):  # of a loader that asks for a whole batch at once
+            self._seed(key[0])
+            return self.dataset[[index for _, index in key]]
         return self.dataset[self._seed(key)]
 
     def _many(self, keys: list[tuple[int, Any]]) -> Any:

@@ -22,7 +22,15 @@ from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.collated_part import Part, collates_a_stream, parted
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
-from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options, with_last_batch
+from drivetrain.loaders import (
+    dealt_by_itself,
+    dealt_to,
+    dealt_to_one,
+    is_dealt,
+    reading,
+    reading_options,
+    with_last_batch,
+)
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
@@ -184,12 +192,11 @@ class BatchSource:
         seeded = loader.num_workers > 0
         foreign = seed if self._order is None else None
         self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded, foreign)
-        options = reading_options(loader)
         # Its own generator: making an iterator draws a seed, which must not come from the run's random numbers.
         generator = torch.Generator().manual_seed(mix(seed, 2**31))
         if seeded:
             dataset = Seeded(dataset, seed)
-        self.reader = DataLoader(dataset, batch_sampler=self._sampler, generator=generator, **options)
+        self.reader = reading(loader, dataset, self._sampler, generator)
 
     def _length(self) -> int | float:
         counted = self._batches if self._sampler is not None else self.loader

@@ -17,6 +17,21 @@ class OwnWay(DataLoader[Any]):
         return super().__iter__()
 
 
+class WholeBatches(DataLoader[Any]):
+    """Asks the data set for the samples of a batch at once, as loaders of time series over a graph do."""
+
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, collate_fn=tuple, **{k: v for k, v in options.items() if k != "collate_fn"})
+
+    @property
+    def _auto_collation(self) -> bool:
+        return False
+
+    @property
+    def _index_sampler(self) -> Any:
+        return self.batch_sampler
+
+
 def project(L: Any) -> Any:
     class Net(L.LightningModule):
         def __init__(self) -> None:
@@ -47,14 +62,17 @@ def project(L: Any) -> Any:
                 ({"shuffle": True, "kind": OwnWay}, {}),
                 ({"shuffle": False, "kind": OwnWay}, {}),
                 ({"shuffle": False}, {"use_distributed_sampler": False}),
+                ({"shuffle": True, "kind": WholeBatches}, {}),
+                ({"shuffle": False, "num_workers": 1, "kind": WholeBatches}, {}),
             ]
         ):
             L.seed_everything(4 + number)
             model = Net()
             trainer = lab.trainer(max_epochs=2, num_sanity_val_steps=0, logger=False, **flags)
             shuffled = "use_distributed_sampler" not in flags  # else each rank draws from its own random numbers
-            held_out = DataLoader(data, batch_size=6, shuffle=shuffled)
-            kind = options.pop("kind", DataLoader)
+            kind: Any = options.pop("kind", DataLoader)
+            evaluated = WholeBatches if kind is WholeBatches else DataLoader
+            held_out = evaluated(data, batch_size=6, shuffle=shuffled)
             trainer.fit(model, kind(data, batch_size=5, **options), held_out)
             lab.note(f"seen.{number}", model.seen)
             lab.note(f"dealt.{number}", trainer.distributed_sampler_kwargs)
