@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -176,6 +177,14 @@ def whether_there_are_several_workers(L: Any, folder: Path) -> Any:
 def the_devices_of_the_workers(L: Any, folder: Path) -> Any:
     """As PINA asks, to put parameters there that belong to a problem and not to a module."""
     return [trainer_of(L, devices=devices)._accelerator_connector._parallel_devices for devices in (1, 2)]
+
+
+@question
+def what_flags_stand_for(L: Any, folder: Path) -> Any:
+    """As scvi-tools asks, before it has a Trainer."""
+    connector = importlib.import_module(f"{L.__name__}.trainer.connectors.accelerator_connector")._AcceleratorConnector
+    made = [connector(accelerator="cpu", devices=devices, strategy="auto") for devices in ("auto", 1, "2")]
+    return [(one._accelerator_flag, one._devices_flag, type(one.accelerator).__name__) for one in made]
 
 
 @question

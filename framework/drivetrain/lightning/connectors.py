@@ -1,12 +1,15 @@
-"""What projects ask of Lightning's connectors: which accelerator ``auto`` stands for on this machine."""
+"""What projects ask of Lightning's connectors: what a Trainer's flags stand for on this machine."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
 from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.lightning.trainer import Trainer
 
 __path__: list[str] = []
 
@@ -14,7 +17,69 @@ _LITERAL_WARN = Literal["warn"]
 
 
 class _AcceleratorConnector:
-    """Chooses an accelerator; a Trainer's own is ``trainer.accelerator``."""
+    """What the Trainer makes of these flags: Optuna's pruning, samplers that know their place and packages that place
+    a module before they have a Trainer ask for it. A Trainer's own is ``trainer._accelerator_connector``.
+
+    Attributes:
+        _accelerator_flag: ``cpu`` or ``cuda``.
+        _devices_flag: how many processes, or on GPUs which ones.
+        _parallel_devices: a device of torch's for each process of this node.
+        is_distributed: whether the strategy is for several ranks, on one device, too.
+        use_distributed_sampler: as the Trainer was told.
+        strategy, accelerator: the Trainer's.
+    """
+
+    def __init__(
+        self,
+        devices: int | str | list[int] = "auto",
+        num_nodes: int = 1,
+        accelerator: Any = "auto",
+        strategy: Any = "auto",
+        plugins: Any = None,
+        precision: Any = None,
+        sync_batchnorm: bool = False,
+        benchmark: bool | None = None,
+        use_distributed_sampler: bool = True,
+        deterministic: Any = None,
+    ) -> None:
+        from drivetrain.lightning.trainer import Trainer
+
+        self._read(
+            Trainer(
+                devices=devices,
+                num_nodes=num_nodes,
+                accelerator=accelerator,
+                strategy=strategy,
+                plugins=plugins,
+                precision=precision,
+                sync_batchnorm=sync_batchnorm,
+                benchmark=benchmark,
+                use_distributed_sampler=use_distributed_sampler,
+                deterministic=deterministic,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+        )
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Self:
+        """That of a Trainer that is there."""
+        found = cls.__new__(cls)
+        found._read(trainer)
+        return found
+
+    def _read(self, trainer: Trainer) -> None:
+        on_gpus = trainer.accelerator_name == "cuda"
+        self._accelerator_flag = trainer.accelerator_name
+        self._devices_flag = trainer.device_ids if on_gpus else trainer.num_devices
+        self._parallel_devices = [
+            torch.device("cuda", number) if on_gpus else torch.device("cpu") for number in trainer.device_ids
+        ]
+        self.is_distributed = trainer.strategy_name != "single"
+        self.use_distributed_sampler = trainer.use_distributed_sampler
+        self.strategy, self.accelerator = trainer.strategy, trainer.accelerator
 
     @staticmethod
     def _choose_auto_accelerator() -> str:

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
 from drivetrain.lightning import deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
+from drivetrain.lightning.connectors import _AcceleratorConnector
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
 from drivetrain.lightning.plugins import environment_of, meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
@@ -250,16 +250,8 @@ class Trainer(drivetrain.trainer.Trainer):
         return CUDAAccelerator() if self.accelerator_name == "cuda" else CPUAccelerator()
 
     @property
-    def _accelerator_connector(self) -> SimpleNamespace:
-        """Of this part of Lightning's inside what projects ask: Optuna's pruning, samplers that know their place, where
-        parameters that no module has are to be."""
-        on_gpus = self.accelerator_name == "cuda"
-        return SimpleNamespace(
-            _parallel_devices=[torch.device("cuda", n) if on_gpus else torch.device("cpu") for n in self.device_ids],
-            is_distributed=self.strategy_name != "single",  # on one device, too
-            use_distributed_sampler=self.use_distributed_sampler,
-            strategy=self.strategy,
-        )
+    def _accelerator_connector(self) -> _AcceleratorConnector:
+        return _AcceleratorConnector.of(self)
 
 
 deep_names.name_below(__name__)
