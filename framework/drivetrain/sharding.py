@@ -13,28 +13,19 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
-import torch
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, RandomSampler
-from torch.utils.data import SequentialSampler as InOrder
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
-from drivetrain.collated_part import Part, collates_a_stream, parted
+from drivetrain.collated_part import collates_a_stream, parted
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
-from drivetrain.loaders import (
-    dealt_by_itself,
-    dealt_to,
-    dealt_to_one,
-    is_dealt,
-    reading,
-    reading_options,
-    with_last_batch,
-)
+from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options, with_last_batch
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
-from drivetrain.sample_orders import Dealt, EpochOrder, Joined, Noted, ShardedBatches
-from drivetrain.seeded_dataset import Seeded
+from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part, sized
+from drivetrain.resharded import can_be_resharded, resharded
+from drivetrain.sample_orders import Dealt, EpochOrder, Noted, ShardedBatches
 from drivetrain.stateful_loader import Places, Stateful
 from drivetrain.strategy import Shard
 
@@ -127,16 +118,19 @@ class BatchSource:
                 f"a loader must be iterable, this one is a {type(loader).__name__}: return a DataLoader or a list"
                 " of batches."
             )
-        if (
-            reshard
-            and not self.natural
-            and isinstance(loader, DataLoader)
-            and type(loader).__iter__ is DataLoader.__iter__
-            and not isinstance(loader.dataset, IterableDataset)
-            and loader.batch_sampler is not None
-            and not (mode == "per_process" and self._parted_by_its_own_rule(loader))
-        ):
-            self._rebuild(loader, seed)
+        if reshard and not self.natural and can_be_resharded(loader, shard, mode):
+            cut = resharded(
+                loader,
+                shard,
+                seed,
+                mode=mode,
+                training=training,
+                whole_tail=self.whole_tail,
+                in_order=in_order,
+                as_sampler=self._as_sampler,
+            )
+            self.reader, self._sampler, self._batches, self._order = cut.reader, cut.sampler, cut.batches, cut.order
+            self.stream = False
         # What reads its samples by a sampler of ours stands where that does.
         readable = self._sampler is None and isinstance(loader, Stateful)
         self._places = Places(loader) if readable else None
@@ -152,51 +146,6 @@ class BatchSource:
         self.full_length = self._length()
         self.length = limited(self.full_length, limit)
         self.uncounted = self.full_length == float("inf")  # on any rank
-
-    def _parted_by_its_own_rule(self, loader: DataLoader[Any]) -> bool:
-        """Whether the project deals out the samples itself, by a sampler that is not torch's or for other processes."""
-        sampler = getattr(loader.batch_sampler, "sampler", None)
-        return isinstance(sampler, DistributedSampler) and (
-            type(sampler) is not DistributedSampler or sampler.num_replicas != self.shard.size
-        )
-
-    def _rebuild(self, loader: DataLoader[Any], seed: int) -> None:
-        """A loader over the same data set whose batch sampler is ours."""
-        self.stream = False
-        batches: Any = loader.batch_sampler
-        sampler = getattr(batches, "sampler", None)
-        factor = self.shard.size if self.mode == "per_process" else 1
-        dataset: Any = loader.dataset
-        source: Iterable[Any]
-        if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
-            drawn = sampler if isinstance(sampler, RandomSampler) else None
-            shuffle = sampler.shuffle if isinstance(sampler, DistributedSampler) else drawn is not None
-            if self._as_sampler and self.mode == "per_process" and self.training and type(sampler) is InOrder:
-                shuffle = True  # what Lightning says of use_distributed_sampler, and does
-            shuffle = shuffle and not self.in_order
-            own = getattr(sampler, "generator", None)
-            order_seed, samples = seed if own is None else own.initial_seed(), len(dataset)
-            if isinstance(sampler, DistributedSampler):
-                order_seed = sampler.seed
-                samples = min(samples, sampler.total_size) if sampler.drop_last else samples
-            elif drawn is not None:
-                samples = drawn.num_samples
-            replacement = drawn is not None and drawn.replacement
-            self._order = EpochOrder(len(dataset), order_seed, shuffle, replacement, samples, self._as_sampler)
-            source = BatchSampler(self._order, batches.batch_size * factor, batches.drop_last)
-        else:
-            source = batches if factor == 1 else Joined(batches, factor)
-        if self._as_sampler and self.mode == "per_process":
-            source = Dealt(source, self.shard.size)
-        self._batches = source
-        seeded = loader.num_workers > 0
-        foreign = seed if self._order is None else None
-        self._sampler = ShardedBatches(source, self.shard, self.whole_tail, seeded, foreign)
-        # Its own generator: making an iterator draws a seed, which must not come from the run's random numbers.
-        generator = torch.Generator().manual_seed(mix(seed, 2**31))
-        if seeded:
-            dataset = Seeded(dataset, seed)
-        self.reader = reading(loader, dataset, self._sampler, generator)
 
     def _length(self) -> int | float:
         counted = self._batches if self._sampler is not None else self.loader
@@ -268,7 +217,7 @@ class BatchSource:
         numbered = self._numbered(self._repeatable(), start)
         if self.full_length != float("inf"):
             return self._read_sized(numbered, start)
-        return self._read_unsized(numbered, next(numbered, None))
+        return self._read_unsized(numbered)
 
     # -- in the natural order -----------------------------------------------------------------------------------
     def open(self, keep: bool = True, anew: bool = False) -> None:
@@ -312,10 +261,10 @@ class BatchSource:
         if self.full_length != float("inf") and self.counted:
             return self._read_sized(numbered, start)
         if self._looks_ahead:
-            return self._read_unsized(numbered, next(numbered, None))
-        return self._read_as_told(numbered)
+            return self._read_unsized(numbered)
+        return as_told(numbered, self._cut(), self.length - 1)
 
-    def _numbered(self, opened: Iterable[Any], start: int, placed: bool | None = None) -> Iterator[tuple[int, Any]]:
+    def _numbered(self, opened: Iterable[Any], start: int, placed: bool | None = None) -> Numbered:
         """The batches from number ``start`` on, with their numbers: past those before it, unless the loader was
         ``placed`` there by its own state."""
         places = self._places
@@ -451,62 +400,20 @@ class BatchSource:
             return 0
         return sum(size > self.shard.rank for size in sizes[start:])
 
-    def _own(self, index: int, batch: Any, last: bool) -> MicroBatch | None:
-        """This rank's part of a stream's batch; None where it has none."""
-        alone = self.shard.size == 1
-        whole = alone or self.own_stream
-        cut = isinstance(batch, Part)
-        total = batch.total if cut else batch_size(batch, uncut=whole) or 1
-        if cut:
-            batch = batch.batch
-        if whole:
-            chosen = None if self._noted is None else self._noted.chosen.pop(index, None)
-            return MicroBatch(batch, index, total, total, 1, self.index, last, chosen, alone)
-        rows, copies = part(total, self.shard, self.whole_tail)
-        if rows.start == rows.stop:
-            return None
-        mine = batch if cut or copies > 1 else take(batch, total, rows)
-        even = is_even(total, self.shard, copies)
-        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, self.index, last, None, even)
+    def _cut(self) -> Cut:
+        return rank_part(self.shard, self.whole_tail, self.own_stream, self.index, self._noted)
 
-    def _read_sized(self, numbered: Iterator[tuple[int, Any]], start: int) -> Iterator[MicroBatch]:
-        final, index, own = int(self.length) - 1, start - 1, self._own
-        for index, batch in numbered:
-            item = own(index, batch, index == final)
-            if item is not None:
-                yield item
-            if index >= final:
-                return
-        if index < final:
-            raise TrainingError(
-                f"the loader ended after {index + 1} of {final + 1} batches in epoch {self.epoch}: it is shorter than"
-                " its len() says."
-            )
+    def _read_sized(self, numbered: Numbered, start: int) -> Iterator[MicroBatch]:
+        return sized(numbered, self._cut(), int(self.length) - 1, start, self.epoch)
+
+    def _read_unsized(self, numbered: Numbered) -> Iterator[MicroBatch]:
+        return one_ahead(numbered, next(numbered, None), self._cut(), self.length - 1)
 
     @property
     def _looks_ahead(self) -> bool:
         """Whether a batch is read before the one before it is given, from the epoch's opening on, as only that shows
         which is the last."""
         return self.length == float("inf") and not self.inner
-
-    def _read_as_told(self, numbered: Iterator[tuple[int, Any]]) -> Iterator[MicroBatch]:
-        """A stream that says how long it is. Where it is shorter, no batch was the last."""
-        final = self.length - 1
-        for index, batch in numbered:
-            item = self._own(index, batch, index == final)
-            if item is not None:
-                yield item
-            if index >= final:
-                return
-
-    def _read_unsized(self, numbered: Iterator[tuple[int, Any]], ahead: tuple[int, Any] | None) -> Iterator[MicroBatch]:
-        """One batch ahead, because which one is the last shows only when the next is not there."""
-        final = self.length - 1
-        while ahead is not None and ahead[0] <= final:
-            (index, batch), ahead = ahead, next(numbered, None) if ahead[0] < final else None
-            item = self._own(index, batch, ahead is None)
-            if item is not None:
-                yield item
 
 
 def _going_on(loader: Iterator[Any]) -> Iterator[Any]:

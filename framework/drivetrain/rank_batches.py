@@ -1,0 +1,84 @@
+"""This rank's part of batches that a loader gives whole: of a stream, or of a loader that is read as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
+from drivetrain.collated_part import Part
+from drivetrain.errors import TrainingError
+from drivetrain.sample_orders import Noted
+from drivetrain.strategy import Shard
+
+Numbered = Iterator[tuple[int, Any]]
+# Of a batch's number, the batch and whether it is the last: this rank's part of it, None where it has none.
+Cut = Callable[[int, Any, bool], MicroBatch | None]
+
+
+def rank_part(shard: Shard, whole_tail: bool, own: bool, loader: int, noted: Noted | None) -> Cut:
+    """How a batch is cut for this rank.
+
+    Args:
+        own: whether what the loader gives is this rank's already.
+        loader: the loader's number among those of its stage.
+        noted: which samples each batch is of, where that is asked for.
+    """
+    alone = shard.size == 1
+    whole = alone or own
+
+    def cut(index: int, batch: Any, last: bool) -> MicroBatch | None:
+        is_part = isinstance(batch, Part)
+        total = batch.total if is_part else batch_size(batch, uncut=whole) or 1
+        if is_part:
+            batch = batch.batch
+        if whole:
+            chosen = None if noted is None else noted.chosen.pop(index, None)
+            return MicroBatch(batch, index, total, total, 1, loader, last, chosen, alone)
+        rows, copies = part(total, shard, whole_tail)
+        if rows.start == rows.stop:
+            return None
+        mine = batch if is_part or copies > 1 else take(batch, total, rows)
+        even = is_even(total, shard, copies)
+        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, loader, last, None, even)
+
+    return cut
+
+
+def sized(numbered: Numbered, cut: Cut, final: int, start: int, epoch: int) -> Iterator[MicroBatch]:
+    """The batches from ``start`` to ``final``.
+
+    Raises:
+        TrainingError: there are fewer.
+    """
+    index = start - 1
+    for index, batch in numbered:
+        item = cut(index, batch, index == final)
+        if item is not None:
+            yield item
+        if index >= final:
+            return
+    if index < final:
+        raise TrainingError(
+            f"the loader ended after {index + 1} of {final + 1} batches in epoch {epoch}: it is shorter than its len()"
+            " says."
+        )
+
+
+def as_told(numbered: Numbered, cut: Cut, final: int | float) -> Iterator[MicroBatch]:
+    """A stream that says how long it is. Where it is shorter, no batch was the last."""
+    for index, batch in numbered:
+        item = cut(index, batch, index == final)
+        if item is not None:
+            yield item
+        if index >= final:
+            return
+
+
+def one_ahead(numbered: Numbered, ahead: tuple[int, Any] | None, cut: Cut, final: int | float) -> Iterator[MicroBatch]:
+    """Reads one batch ahead, ``ahead`` first, because which one is the last shows only when the next is not there."""
+    while ahead is not None and ahead[0] <= final:
+        (index, batch), ahead = ahead, next(numbered, None) if ahead[0] < final else None
+        item = cut(index, batch, ahead is None)
+        if item is not None:
+            yield item
