@@ -65,7 +65,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         "state_dict": state["module"],
         "hyper_parameters": dict(module.hparams),
     }
-    if module.hparams:
+    if module.hparams and "hparams_name" in vars(module):  # not where a project fills ``hparams`` by hand
         shared["hparams_name"] = module.hparams_name
     resumable = not weights_only and fit is not None
     by_workers = trainer.left_state if trainer.handed_over and not weights_only else None
@@ -74,7 +74,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         if left is None or "datamodule" not in left:  # else the workers had the one that was set up
             shared["datamodule"] = trainer.datamodule.state_dict()
         shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
-        if trainer.datamodule.hparams:
+        if trainer.datamodule.hparams and "hparams_name" in vars(trainer.datamodule):
             shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
     if by_workers is not None and left is not None:

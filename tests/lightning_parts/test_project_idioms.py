@@ -638,6 +638,27 @@ def test_tables_whose_keys_are_numbers_are_written_with_numbers(tmp_path: Path) 
     assert compare(run)["written"] == [one, one]
 
 
+def test_hyper_parameters_that_a_project_puts_in_by_hand(tmp_path: Path) -> None:
+    """``self.hparams.update(vars(args))`` instead of ``save_hyperparameters``: a checkpoint tells them without a name."""
+
+    def run(L: Any) -> dict[str, Any]:
+        class Data(L.LightningDataModule):
+            def train_dataloader(self) -> Any:
+                return loader()
+
+        module, data = classifier(L), Data()
+        module.hparams.update({"width": 3})
+        data.hparams.update({"size": 4})
+        fit = trainer(L, tmp_path, max_epochs=1)
+        fit.fit(module, datamodule=data)
+        fit.save_checkpoint(tmp_path / f"{L.__name__}.ckpt")
+        file = torch.load(tmp_path / f"{L.__name__}.ckpt", weights_only=True)
+        return {"keys": sorted(file.keys() - {"drivetrain"}), "of": [file[k] for k in file if "hyper_param" in k]}
+
+    found = compare(run)
+    assert found["of"] == [{"width": 3}, {"size": 4}] and not any("hparams_name" in key for key in found["keys"])
+
+
 def test_what_a_batch_logged_that_was_left_out_or_failed_is_not_seen(tmp_path: Path) -> None:
     def starts(self: Any, batch: Any, batch_idx: int) -> int | None:
         self.log("tokens", float(100 * self.current_epoch + batch_idx), batch_size=4)
