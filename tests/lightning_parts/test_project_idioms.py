@@ -639,7 +639,7 @@ def test_tables_whose_keys_are_numbers_are_written_with_numbers(tmp_path: Path) 
 
 
 def test_hyper_parameters_that_a_project_puts_in_by_hand(tmp_path: Path) -> None:
-    """``self.hparams.update(vars(args))`` instead of ``save_hyperparameters``: a checkpoint tells them without a name."""
+    """``self.hparams.update(vars(args))`` without ``save_hyperparameters``: a checkpoint has no name for them."""
 
     def run(L: Any) -> dict[str, Any]:
         class Data(L.LightningDataModule):
