@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.errors import MetricError, nearest
-from drivetrain.metric_exchange import MEANS, OBJECT, Column
+from drivetrain.metric_exchange import MEANS, Column, of_metric
 
 # Where values may be logged and what is the default there: a training batch's (by step), an evaluation batch's (by
 # epoch, also by step on demand), the others (by epoch only). ``optimizer_step`` stands for all that runs within it.
@@ -99,7 +99,7 @@ class Entry:
             value = float(step[1])
             total, weight = (value * step[2], step[2]) if self.reduction in MEANS else (value, 1.0)
         elif self.metric is not None:
-            return Column(OBJECT + self.path, 0.0, 1.0, self.title, self.prog_bar, self.logger)
+            return Column(of_metric(self.path, self.at), 0.0, 1.0, self.title, self.prog_bar, self.logger)
         shown = (self.title, self.prog_bar, self.logger)
         return Column(self.reduction, total, weight, *shown, self.over_ranks, self.double)
 

@@ -14,7 +14,19 @@ from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import ConfigurationError, TrainingError
 
 MEANS = frozenset({"mean", "gmean"})  # the geometric mean is kept as the mean of logarithms until ranks are combined
-OBJECT = "object:"  # the reduction of a metric that reduces itself, followed by its path in the module
+OBJECT = "object:"  # the reduction of a metric that reduces itself, followed by its place
+
+
+def of_metric(path: str, loader: int | None) -> str:
+    """The reduction of a metric that reduces itself: its ``path`` in the module, and the loader, of several, in whose
+    batches it was logged."""
+    return f"{OBJECT}{path}@{'' if loader is None else loader}"
+
+
+def metric_at(reduction: str) -> tuple[str, int | None]:
+    """Path and loader that :func:`of_metric` was given."""
+    path, _, loader = reduction.removeprefix(OBJECT).rpartition("@")
+    return path, int(loader) if loader else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,11 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from drivetrain import metric_states
 from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import MetricError, PossibleUserWarning, TrainingError
 from drivetrain.metric_entries import BATCH_HOOKS, Entry, declared, joined
-from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange
+from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange, metric_at
 
 __all__ = ["Column", "Entry", "Exchange", "Metrics"]
 
@@ -60,6 +61,7 @@ class Metrics:
         self.joined: int | None = None  # the number of the step that all batches at hand belong to (a round)
         self.several_loaders = False
         self._told: set[str] = set()
+        self._held: dict[int, dict[str, Any]] = {}  # by loader: this rank's metrics when it was read
 
     def _tell_of_own_values(self, name: str) -> None:
         """Of an epoch's value that is each rank's own, where there are several: once."""
@@ -235,11 +237,19 @@ class Metrics:
                 columns[entry.forked("step")] = entry.column(entry.met)
         return columns
 
-    def latest_columns(self) -> dict[str, Column]:
-        """Contributions of the last values by step: to be known after an epoch, not written."""
+    def names(self) -> set[str]:
+        """What was logged, under each of the names that it is known by."""
+        logged = [entry for entry in self.entries.values() if entry.logged]
+        return {name for e in logged for name in (e.title, e.forked("step"), e.forked("epoch"))}
+
+    def latest_columns(self, newer: Collection[str] = (), since: int = 0) -> dict[str, Column]:
+        """Contributions of the last values by step: to be known after an epoch, not written. Not those called ``newer``
+        that were logged before batch ``since``, from when on the names mean something else."""
         columns = {}
         for (hook, _, _), entry in self.entries.items():
             if entry.on_step and entry.steps and entry.metric is None and (hook in BATCH_HOOKS or not entry.on_epoch):
+                if entry.forked("step") in newer and entry.steps[-1][0] < since:
+                    continue
                 entry.met = entry.steps[-1]
                 columns[entry.forked("step")] = entry.column(entry.met)
         return columns
@@ -257,39 +267,64 @@ class Metrics:
 
     def settle(self, loader: int) -> None:
         """Take the values of metrics that were logged in the batches of ``loader``, which was read: a metric that it
-        shares with the next ones goes on. Of several ranks each knows them at the end only."""
+        shares with the next ones goes on. Of several ranks each keeps what it gathered so far; they bring it together
+        at the end only, whether they had a batch of this loader or not."""
+        if self.communicator.world_size > 1:
+            self._held[loader] = {
+                path: metric_states.states(module)
+                for path, module in self.named_modules()
+                if hasattr(module, "_forward_cache")
+            }
+            return
         for entry in self.entries.values():
-            if entry.metric is not None and entry.logged and entry.at == loader and self.communicator.world_size == 1:
+            if entry.metric is not None and entry.logged and entry.at == loader:
                 entry.settled = entry.metric.compute()
 
-    def torchmetrics(self, columns: dict[str, Column], reset: bool = True, compute: bool = True) -> Exchange:
+    def torchmetrics(
+        self, columns: dict[str, Column], reset: bool = True, compute: bool = True, doubtful: bool = False
+    ) -> Exchange:
         """Values of the logged torchmetrics metrics, unless they are not to be computed; they gather their own states,
         which are ``reset`` after.
 
         ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
         the module, so that a rank that had no batch takes part with the metric's empty state.
+
+        Args:
+            doubtful: a metric without a value, or whose value is none to log, is left out.
         """
         found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
         settled = {entry.forked("epoch"): entry.settled for entry in self.entries.values()}
         modules = dict(self.named_modules()) if found else {}
-        metrics = {name: modules[column.reduction.removeprefix(OBJECT)] for name, column in found.items()}
+        metrics = {name: modules[metric_at(column.reduction)[0]] for name, column in found.items()}
         values = {}
-        for name, metric in metrics.items() if compute else ():
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
-                value = metric.compute() if settled.get(name) is None else settled[name]
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise MetricError(
-                    f"self.log({name!r}, ...) takes a metric whose value is a scalar, this one gives {what}: log its"
-                    " parts, or a MetricCollection through log_dict."
-                )
-            values[name] = float(value)
+        for name, column in found.items() if compute else ():
+            try:
+                value = self._computed(metrics[name], column) if settled.get(name) is None else settled[name]
+                values[name] = _of_metric(name, value)
+            except Exception:
+                if not doubtful:
+                    raise
         if reset:  # what is not in the columns (logged by step only, or not in this epoch) begins anew with it as well
-            for metric in [*metrics.values(), *(entry.metric for entry in self.entries.values())]:
-                if metric is not None:
-                    metric.reset()
+            with torch.inference_mode(False):  # in which it would get a state that a later fit cannot add to
+                for metric in [*metrics.values(), *(entry.metric for entry in self.entries.values())]:
+                    if metric is not None:
+                        metric.reset()
         return Exchange(values, found if compute else {}, [], [])
+
+    def _computed(self, metric: Any, column: Column) -> Any:
+        """The value of ``metric``, as it stood when the loader of ``column`` was read."""
+        path, loader = metric_at(column.reduction)
+        held = self._held.get(loader, {}).get(path) if loader is not None else None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
+            if held is None:
+                return metric.compute()
+            now = metric_states.states(metric)
+            metric_states.load(metric, held)
+            try:
+                return metric.compute()
+            finally:
+                metric_states.load(metric, now)
 
     def steps_by_batch(self, written: Callable[[Entry], bool]) -> dict[int, dict[str, Column]]:
         """Contributions of values logged on step in an evaluation, by batch; without what is ``written`` already."""
@@ -307,6 +342,7 @@ class Metrics:
             entry.steps.clear()
             entry.total = entry.weight = 0.0
             entry.logged, entry.settled = False, None
+        self._held.clear()
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------
     def state_dict(self) -> list[list[Any]]:
@@ -365,6 +401,21 @@ def _scalar(name: str, value: Any) -> Any:
         raise MetricError(
             f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
         ) from None
+
+
+def _of_metric(name: str, value: Any) -> float:
+    """A metric's value as a number.
+
+    Raises:
+        MetricError: it is no scalar.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    raise MetricError(
+        f"self.log({name!r}, ...) takes a metric whose value is a scalar, this one gives {what}: log its"
+        " parts, or a MetricCollection through log_dict."
+    )
 
 
 def _tensor(value: Any) -> Tensor:

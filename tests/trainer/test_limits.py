@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import SumMetric
 
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, TrainingError
@@ -261,6 +262,22 @@ def test_inference_mode(inference: bool) -> None:
     outcome.trainer.test(outcome.module, loader(8), verbose=False)
     outcome.trainer.predict(outcome.module, loader(8))
     assert torch.is_grad_enabled() and outcome.module.training
+
+
+def test_metric_of_an_evaluation_in_a_further_fit() -> None:
+    class Measures(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = SumMetric()
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen.update(len(batch[0]))
+            self.log("seen", self.seen)
+
+    module, trainer = Measures(), Trainer(**QUIET, max_epochs=1)
+    trainer.validate(module, loader(8), verbose=False)
+    trainer.fit(module, loader(8), loader(8))
+    assert trainer.callback_metrics["seen"] == 8
 
 
 @pytest.mark.parametrize(

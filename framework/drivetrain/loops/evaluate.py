@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +51,18 @@ def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[
         return (batch, micro.index, micro.loader) if loader else (batch, micro.index)
 
     return arguments
+
+
+def without_gradients(trainer: Trainer) -> AbstractContextManager[Any]:
+    """Inference mode or, where that is not meant or would be in the way, ``torch.no_grad``.
+
+    Within a fit a project may train on what it kept of a validation, which inference mode forbids. And a metric that
+    gathers its state keeps a copy of it meanwhile, which made there could not be added to in a fit; over Gloo Lightning
+    goes without it, too.
+    """
+    job = trainer.strategy.job
+    forbidden = trainer.stage == "fit" or (job.world_size > 1 and job.backend == "gloo")
+    return torch.inference_mode() if trainer.inference_mode and not forbidden else torch.no_grad()
 
 
 def empty(which: str, source: BatchSource, loaders: int) -> str:
@@ -107,15 +120,14 @@ class EvaluateLoop:
         self.metrics.reset()
         self._seen_before = dict(self._seen)
         self.has_run = False
-        # Within a fit a project may train on what it kept of a validation, which inference mode forbids.
-        inference = trainer.inference_mode and trainer.stage != "fit"
-        no_grad = torch.inference_mode if inference else torch.no_grad
         try:
             trainer.remember_modes()
-            with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+            with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
                 hooks.follow()
+                # Lightning shuffles the data of a test after a fit by the epochs that were trained, too.
+                counts = stage == "validation" or trainer.meanings.order == "torch"
                 for source in self.sources:
-                    source.set_epoch(trainer.current_epoch if stage == "validation" else 0)
+                    source.set_epoch(trainer.current_epoch if counts else 0)
                 _open_first(self.sources)
                 hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
@@ -147,7 +159,7 @@ class EvaluateLoop:
         several = trainer.strategy.communicator.world_size > 1
         if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
             so_far = self.metrics.exchange(self.metrics.epoch_columns())
-            objects = self.metrics.torchmetrics(so_far.columns, reset=False)
+            objects = self.metrics.torchmetrics(so_far.columns, reset=False, doubtful=not self._computes)
             trainer.published.publish(so_far.joined(objects), step=0, write=False)
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
@@ -312,10 +324,9 @@ class PredictLoop:
         """Per loader, this rank's ``(batch, rank, prediction)``."""
         trainer = self.trainer
         hooks, module = trainer.hooks, trainer.lightning_module
-        no_grad = torch.inference_mode if trainer.inference_mode else torch.no_grad
         trainer.remember_modes()
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
-        with phase.during(phase.EVALUATION), trainer.consensus(), no_grad():
+        with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
             _open_first(self.sources)
             hooks.of_module("on_predict_model_eval")
             hooks("on_predict_start")

@@ -29,6 +29,7 @@ from drivetrain.sharding import BatchSource
 from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
+    from drivetrain.metric_exchange import Column
     from drivetrain.trainer import Trainer
 
 
@@ -197,7 +198,7 @@ class FitLoop(RunningLoop):
         if self.is_last_batch:
             self.schedules.after_epoch(plateau=True)
         self.epoch += 1
-        self.batch = 0
+        self.batch = self.validations.validated_at = 0
         self.ended = self.validations.done = self.in_epoch = False
 
     def _which_train(self) -> list[bool]:
@@ -255,13 +256,13 @@ class FitLoop(RunningLoop):
         trainer.published.keep()
         trainer.published.by_step = False
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
-            so_far = boundary.agree(metrics, metrics.latest_columns() | metrics.epoch_columns())
+            so_far = boundary.agree(metrics, self._latest_columns() | metrics.epoch_columns())
             objects = metrics.torchmetrics(so_far.columns, reset=False)
             trainer.published.publish(so_far.joined(objects), step=0, write=False)
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
-        latest = {} if shown else metrics.latest_columns()
+        latest = {} if shown else self._latest_columns()
         of_epoch = metrics.epoch_columns()
         exchange = boundary.agree(metrics, latest | of_epoch)
         known = exchange.joined(metrics.torchmetrics(exchange.columns))
@@ -272,6 +273,10 @@ class FitLoop(RunningLoop):
         hooks.of_callbacks("on_train_epoch_end", monitors=True)
         boundary.agree_to_stop(metrics)
         self.obey(boundary.signal)
+
+    def _latest_columns(self) -> dict[str, Column]:
+        validated = self.validations.newest_names
+        return self.metrics.latest_columns(validated, self.validations.validated_at)
 
     def __call__(self, source: Iterable[Window], *, inner: bool = False) -> None:
         """The batch loop (:class:`drivetrain.strategy.Run`)."""
@@ -440,6 +445,15 @@ class FitLoop(RunningLoop):
         if known:
             trainer.published.publish(exchange, step=self.global_step - 1, write=at_log)
         self.timing.add("communication", clock)
+
+    def combine_step(self) -> None:
+        """Make known what the ranks combine of the step at hand, before the boundary at which it is written: for a
+        callback of Lightning's meanings that decides by it. All ranks come here at the same step."""
+        if self.boundary.alone or not self.trainer.meanings.live_metrics:
+            return
+        exchange = self.boundary.agree(self.metrics, self.metrics.step_columns(None))
+        self.trainer.published.publish(exchange, step=self.global_step - 1, write=False)
+        self.boundary.keep_log_step()
 
     def obey(self, signal: int | None) -> None:
         """Save and leave when the ranks agreed on a signal."""

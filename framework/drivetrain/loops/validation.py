@@ -20,18 +20,26 @@ class Validations:
     Attributes:
         done: whether the validation that is due after the micro-batch at hand has run.
         newest: batches since validation was thought of last: one, or a window's.
+        validated_at: batches of the epoch at hand when the last validation of it ran; 0 before any.
     """
 
     def __init__(self, fit: FitLoop) -> None:
         self.fit, self.trainer = fit, fit.trainer
         self.done = False
         self.newest = 1
+        self.validated_at = 0
         self._timed_at = 0.0  # seconds of training at the last one that time called for
         self._read_in = fit.epoch  # the epoch in which the loaders were asked for last
 
     def go_on_in(self, epoch: int) -> None:
         """Training was resumed in ``epoch``."""
         self._read_in = epoch
+
+    @property
+    def newest_names(self) -> set[str]:
+        """What the epoch's last validation logged."""
+        loop = self.trainer.validation
+        return loop.metrics.names() if loop is not None and self.validated_at else set()
 
     # -- when ---------------------------------------------------------------------------------------------------
     def in_epoch(self) -> bool:
@@ -75,6 +83,7 @@ class Validations:
 
     def _run(self) -> None:
         fit, trainer = self.fit, self.trainer
+        self.validated_at = fit.batch
         self.done = True  # before its end hooks run: a checkpoint made in them must not validate again
         trainer.published.keep()  # of the training step; those of the same name that are logged now stay over them
         trainer.training, trainer.evaluating = False, True

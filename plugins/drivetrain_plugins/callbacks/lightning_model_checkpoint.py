@@ -47,6 +47,7 @@ class ModelCheckpoint(CheckpointRanking):
             return  # a directory cannot hold a window that is not complete
         if not (self._due_by_time(trainer) or self._by_step(trainer)):
             return
+        trainer.fit_loop.combine_step()  # the score, and what the file is called by, are this step's
         candidates = self._monitor_candidates(trainer)
         absent = self.monitor is not None and self.monitor not in candidates
         # A metric of an earlier validation must not rank what the next one, due now, will measure.

@@ -211,3 +211,37 @@ CASES: dict[str, dict[str, Any]] = {
         "calls": [{"do": "fit"}, {"do": "test", "ckpt": "best"}, {"do": "predict"}],
     },
 }
+
+ON_RANKS: dict[str, dict[str, Any]] = {
+    "a metric object that is logged in two loaders, before a fit and in it": {
+        "train": {},
+        "val": {"parts": [{"n": 4}, {"n": 12}]},
+        "logs": [{"hook": "validation_step", "name": "m0", "value": "metric_sum"}],
+        "calls": [{"do": "validate"}, {"do": "fit"}],
+    },
+    "a metric object that has no value after the check before training, whose end is looked at": {
+        "train": {},
+        "val": {},
+        "logs": [{"hook": "validation_step", "name": "m0", "value": "metric_vector"}],
+        "acts": [{"do": "raise", "hook": "on_train_batch_start"}],
+        "hooks": ["on_validation_epoch_end"],
+    },
+    "a name of training steps and of validation, checkpoints by a step's value, a shuffled test after a fit": {
+        "train": {"n": 24, "batch": 3},
+        "val": {},
+        "test": {"shuffle": True},
+        "callbacks": [
+            {
+                "kind": "ModelCheckpoint",
+                "options": {"monitor": "loss", "every_n_train_steps": 2, "filename": "{step}-{loss:.3f}"},
+            }
+        ],
+        "logs": [
+            {"hook": "training_step", "name": "loss", "options": {"sync_dist": True}},
+            {"hook": "on_train_batch_end", "name": "val", "options": {"sync_dist": True}},
+            {"hook": "validation_step", "name": "val"},
+        ],
+        "calls": [{"do": "fit"}, {"do": "test"}],
+        "trainer": {"max_epochs": 2, "log_every_n_steps": 4},
+    },
+}

@@ -57,8 +57,9 @@ def _of_earlier_calls(fact: str, raised: str) -> bool:
     return False
 
 
-def outside(spec: Mapping[str, Any]) -> str | None:
-    """Why ``spec`` is no project to compare: what it combines is one of the declared differences, by its name."""
+def outside(spec: Mapping[str, Any], ranks: int = 1) -> str | None:
+    """Why ``spec`` is no project to compare on so many ranks: what it combines is one of the declared differences, by
+    its name."""
     trainer, step, optim = (spec.get(part, {}) for part in ("trainer", "step", "optim"))
     callbacks = {
         kind: [c.get("options", {}) for c in spec.get("callbacks", ()) if c.get("kind") == kind] for kind in _KINDS
@@ -129,6 +130,26 @@ def outside(spec: Mapping[str, Any]) -> str | None:
         return "schedulers of one name"
     if _says_otherwise(_logs(spec)):
         return "options that mean nothing here, once given and once not"
+    if ranks > 1 and "none_every" in step:
+        return "no loss on some ranks"
+    if ranks > 1 and optim.get("kind") == "lbfgs":
+        return "what LBFGS reads on several ranks"
+    if ranks > 1 and callbacks["BackboneFinetuning"]:
+        return "gradients of what was thawed later"
+    if ranks == 1 and trainer.get("inference_mode", True) and _evaluates_first(spec):
+        return "metric objects in a fit after an evaluation"
+    by_step = [s["options"] for s in optim.get("schedulers", ()) if s.get("options", {}).get("interval") == "step"]
+    if accumulates(spec) and any(options.get("frequency", 1) > 1 for options in by_step):
+        return "the frequency of schedules where windows are of several batches"
+    if averages and "configure_model" in spec.get("hooks", ()):
+        return "configure_model, called again for averaged weights"
+    stages = [next((s for s in ("validation", "test") if s in log["hook"]), "train") for log in _logs(spec)]
+    shown = {
+        (stage, log["name"], log.get("options", {}).get("logger", True))
+        for stage, log in zip(stages, _logs(spec), strict=True)
+    }
+    if any((stage, name, not flag) in shown for stage, name, flag in shown):
+        return "one name that is meant for loggers in one hook only"
     predict = spec.get("predict") or {}
     if predict.get("mode", "sequential") != "sequential":
         return "prediction over loaders that are read at once"
@@ -165,6 +186,7 @@ _REPEATED = (
 _KINDS = (
     *("ModelCheckpoint", "EarlyStopping", "LearningRateMonitor", "ModelPruning", "WeightAveraging"),
     *("EMAWeightAveraging", "StochasticWeightAveraging", "GradientAccumulationScheduler"),
+    "BackboneFinetuning",
 )
 
 
@@ -200,3 +222,16 @@ def allowed(spec: Mapping[str, Any]) -> list[str]:
     if "link" in str(spec.get("callbacks")):  # here it is what the link means
         patterns += ["note.*.ckpt_path"]
     return patterns
+
+
+def _evaluates_first(spec: Mapping[str, Any]) -> bool:
+    """Whether metric objects are evaluated before a fit, in whose inference mode Lightning resets them."""
+    done = [call.get("do") for call in spec.get("calls", ())]
+    evaluated = [stage for stage in ("validate", "test") if stage in done and "fit" in done[done.index(stage) :]]
+    hooks = {log["hook"] for log in _logs(spec) if str(log.get("value", "")).startswith("metric_")}
+    return any(stage[:4] in hook for stage in evaluated for hook in hooks)
+
+
+def allowed_on_ranks(spec: Mapping[str, Any]) -> list[str]:
+    # What is predicted comes back whole and in the data's order, on every rank.
+    return ["*.predict.result", "note.*.Writer.written"]

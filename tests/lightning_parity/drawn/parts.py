@@ -149,7 +149,8 @@ def scalars_of(folder: Path) -> dict[str, Any]:
 
 
 def memory(L: Any) -> Any:
-    """A logger that keeps what it is told."""
+    """A logger that keeps what it is told, on the first rank as Lightning wants it of a project's own."""
+    first_rank_only = __import__(f"{L.__name__}.utilities", fromlist=["rank_zero_only"]).rank_zero_only
 
     class Memory(L.loggers.Logger):
         def __init__(self) -> None:
@@ -164,12 +165,15 @@ def memory(L: Any) -> Any:
         def version(self) -> int:
             return 0
 
+        @first_rank_only
         def log_metrics(self, metrics: Any, step: int | None = None) -> None:
             self.told.append(("metrics", {name: float(value) for name, value in metrics.items()}, step))
 
+        @first_rank_only
         def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
             self.told.append(("hyperparams", dict(params)))
 
+        @first_rank_only
         def finalize(self, status: str) -> None:
             self.told.append(("finalize", status))
 

@@ -517,6 +517,8 @@ class Script:
         what = call.get("do", "nothing")
         if what == "nothing":
             return
+        if "seed" in call:
+            self.L.seed_everything(call["seed"], verbose=False)
         if call.get("new_module"):
             self.module = self._module()
         if call.get("new"):
@@ -576,7 +578,8 @@ class Script:
         for index, logger in enumerate(self.loggers):
             if isinstance(logger, self.L.loggers.TensorBoardLogger):
                 logger.save()
-                note(f"{number}.logger{index}.scalars", scalars_of(Path(logger.log_dir)))
+                if self.trainer.is_global_zero:  # which alone knows when its file is whole
+                    note(f"{number}.logger{index}.scalars", scalars_of(Path(logger.log_dir)))
             if hasattr(logger, "told"):
                 note(f"{number}.logger{index}", list(logger.told))
         trainer = self.trainer
