@@ -164,14 +164,16 @@ def _noted(owner: Any, given: dict[str, tuple[torch.Tensor, int]]) -> dict[str, 
 
 
 def _callback_states(trainer: Trainer) -> dict[str, Any]:
-    """What the caller's callbacks take over. A state that is no plain data stays with the workers: a run that is done
-    must not fail of it."""
+    """What the caller's callbacks take over. A state that is no plain data, or that cannot be asked for after this
+    stage (a test, for which a project's callback never made what its state is of), stays with the workers: a run that
+    is done must not fail of it."""
     states = {}
     for callback in trainer.callbacks:
         try:
             states[state_name(callback)] = to_safe(callback.state_dict())
-        except CheckpointError as error:
-            warnings.warn(f"the caller's {type(callback).__name__} is not brought up to date: {error}", stacklevel=2)
+        except Exception as error:
+            said = f"{error}" if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+            warnings.warn(f"the caller's {type(callback).__name__} is not brought up to date: {said}", stacklevel=2)
     return states
 
 

@@ -221,3 +221,20 @@ def test_a_bar_of_ones_own_knows_the_loader_at_hand(tmp_path: Path) -> None:
         return {"seen": seen}
 
     compare(run)
+
+
+def test_a_state_that_a_test_never_made_is_not_asked_for_in_vain(tmp_path: Path) -> None:
+    """As the averages of schnetpack's callback, which it makes where a fit begins."""
+
+    class Average(ours.Callback):
+        average: Any = None
+
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            self.average = torch.optim.swa_utils.AveragedModel(pl_module.net)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"average": self.average.state_dict()}
+
+    run = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[Average()])
+    (found,) = run.test(classifier(ours, test_step=lambda self, batch, batch_idx: self.log("seen", 1.0)), loader())
+    assert found == {"seen": 1.0}
