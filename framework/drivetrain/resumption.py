@@ -110,7 +110,8 @@ def _look(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | 
         folder = _folder_of_last(trainer) or folder
     best = getattr(callback, "best_model_path", "") or None
     if spec == "last" and trainer.meanings.checkpoint == "file" and not _any(folder):
-        warnings.warn(f"there is no checkpoint in {folder} to go on from: it starts anew.", stacklevel=2)
+        instead = "it starts anew" if trainer.stage == "fit" else "the weights at hand are read"
+        warnings.warn(f"there is no checkpoint in {folder} to go on from: {instead}.", stacklevel=2)
         return None
     if spec not in ("last", "auto") and snapshot.reads_itself(trainer):
         path = Path(best if spec == "best" and best else spec).expanduser()

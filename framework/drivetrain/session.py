@@ -220,7 +220,8 @@ def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
     path = resumption.find(trainer, request.ckpt_path)
     if path is None:
         trainer.ckpt_path = None
-        if request.ckpt_path is not None and request.stage != "fit":
+        at_hand = request.ckpt_path == "last" and trainer.meanings.checkpoint == "file"  # which was told
+        if request.ckpt_path is not None and request.stage != "fit" and not at_hand:
             raise ConfigurationError(f"ckpt_path={request.ckpt_path!r}: there is no checkpoint to {request.stage}.")
         return None
     trainer.ckpt_path = str(path)

@@ -238,3 +238,16 @@ def test_a_state_that_a_test_never_made_is_not_asked_for_in_vain(tmp_path: Path)
     run = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[Average()])
     (found,) = run.test(classifier(ours, test_step=lambda self, batch, batch_idx: self.log("seen", 1.0)), loader())
     assert found == {"seen": 1.0}
+
+
+@pytest.mark.parametrize("stage", ["validate", "predict"])
+def test_the_last_checkpoint_where_there_is_none_is_the_weights_at_hand(tmp_path: Path, stage: str) -> None:
+    """As CAREamics predicts with a module that it read itself."""
+
+    def run(L: Any) -> dict[str, Any]:
+        alone = trainer(L, tmp_path / L.__name__)
+        with pytest.warns(UserWarning, match="there is no (last )?checkpoint"):
+            found = getattr(alone, stage)(classifier(L), loader(8), ckpt_path="last")
+        return {"found": [list(one.values()) if isinstance(one, dict) else one.tolist() for one in found]}
+
+    assert compare(run)["found"]
