@@ -25,18 +25,19 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from drivetrain import record
-from drivetrain.cli import resume, search
+from drivetrain.cli import objective, resume, search
 from drivetrain.cli.compose import CONFIG_NAME, VERSION_BASE, composed, probes, session
 from drivetrain.cli.execute import execute
 from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_writable
-from drivetrain.cli.table import Outcome, show
+from drivetrain.cli.table import Outcome, kept, show
 from drivetrain.command_line import open_standard_streams, say
 from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MisuseError
 from drivetrain.folders import refuse_in_use
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
+from drivetrain.launch.temporary import temporary_folder
 
 
 class _Stop(BaseException):
@@ -58,6 +59,8 @@ class Command:
         outcomes: how the jobs ended so far.
         error: what ended the only job.
         told: hints that were shown, which a sweep does not repeat.
+        process: where it runs; a launcher of Hydra's may run jobs in others (joblib does).
+        elsewhere: where such jobs leave how they ended.
     """
 
     options: list[str]
@@ -66,6 +69,8 @@ class Command:
     outcomes: list[Outcome] = field(default_factory=list)
     error: Exception | None = None
     told: set[str] = field(default_factory=set)
+    process: int = field(default_factory=os.getpid)
+    elsewhere: Path | None = None
 
     @property
     def overrides(self) -> list[str]:
@@ -167,13 +172,18 @@ def _sweep(command: Command) -> int:
     with session(command.args.config_dir):
         for overrides in probes(command.overrides):
             config = composed(overrides, command.config_name)
+    objective.refuse_aimless(config.get("objective"), str(config.hydra.runtime.choices.get("hydra/sweeper")))
     check_writable(Path(config.hydra.sweep.dir).absolute())
-    try:
-        _hydra(command, [])
-    except Exception:
-        # Hydra raises the first job's error after the last job; the table holds them all.
-        if all(one.error is None for one in command.outcomes):
-            raise
+    with temporary_folder("sweep") as command.elsewhere:
+        try:
+            _hydra(command, [])
+        except Exception:
+            # Hydra raises the first job's error after the last job; the table holds them all.
+            command.outcomes += kept(command.elsewhere)
+            if all(one.error is None for one in command.outcomes):
+                raise
+        else:
+            command.outcomes += kept(command.elsewhere)
     show(command.outcomes, sweep=True)
     return int(any(one.error is not None for one in command.outcomes))
 
@@ -219,26 +229,30 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
     """Hydra's main: run folder, ``.hydra``, job logging, sweeps."""
     search.register(command.args.config_dir)
 
-    def job(config: DictConfig) -> None:
+    def job(config: DictConfig) -> Any:
         folder = Path(HydraConfig.get().runtime.output_dir)
         outcome = Outcome(list(HydraConfig.get().overrides.task), folder)
         command.outcomes.append(outcome)
         try:
             asked = request or resume.found(check(config), folder)
             outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined, command.told)
+            return objective.value(asked.config["objective"], outcome.record) if request is None else None
         except Interrupted as error:
             raise _Stop(error) from error
         except Exception as error:
             outcome.error = str(error) or type(error).__name__
-            outcome.record = _left_in(folder)
+            outcome.record = record.left_in(folder)
             if request is not None:
                 # A single run: Hydra would say first what the user knows, the overrides.
                 command.error = error
-                return
-            _say(f"job {len(command.outcomes) - 1} failed: {outcome.error}", 1)
+                return None
+            _say(f"job {HydraConfig.get().job.num} failed: {outcome.error}", 1)
             if not isinstance(error, DrivetrainError):
                 say(traceback.format_exc().rstrip())
             raise
+        finally:
+            if os.getpid() != command.process and command.elsewhere is not None:
+                outcome.keep(command.elsewhere, HydraConfig.get().job.num)
 
     main = hydra.main(config_path=None, config_name=CONFIG_NAME, version_base=VERSION_BASE)(job)
     # Hydra takes overrides that stand together only.
@@ -247,11 +261,6 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
     if command.error is not None:
         raise command.error
     return 0
-
-
-def _left_in(folder: Path) -> dict[str, Any]:
-    """The record that a failed run left, if it got that far."""
-    return record.read(folder) if (folder / record.FILE).exists() else {}
 
 
 @contextmanager

@@ -119,6 +119,11 @@ def read(path: Path) -> dict[str, Any]:
     return record
 
 
+def left_in(folder: Path) -> dict[str, Any]:
+    """The record that a run left in its folder, failed ones too; empty where it did not get that far."""
+    return read(folder) if (folder / FILE).exists() else {}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -6,6 +6,7 @@ The trainer's names and meanings are those of ``lightning.pytorch.Trainer``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from drivetrain.cli.schema import option
 
@@ -32,6 +33,7 @@ class JobOptions:
     backend: str | None = option(None, among=("gloo", "nccl"))
     seed: int = option(1, at_least=0, at_most=2**32 - 1)
     resume: str | None = None
+    objective: Any = None  # the name of a metric, or a list of names
 
 
 @dataclass

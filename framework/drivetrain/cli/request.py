@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from drivetrain import registry
 from drivetrain.arguments import in_seconds
+from drivetrain.cli import objective
 from drivetrain.cli.accelerators import gpu_count
 from drivetrain.cli.options import TASKS, JobOptions, LauncherOptions, TrainerOptions
 from drivetrain.cli.schema import checked, written
@@ -62,6 +63,7 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
     values = {str(key): value for key, value in plain.items()}
     top = {key: value for key, value in values.items() if key in JobOptions.__dataclass_fields__}
     job = checked(JobOptions, top)
+    objective.names(job.objective)
     if job.node_rank >= job.num_nodes:
         raise ConfigurationError(
             f"node_rank={job.node_rank} must be less than num_nodes={job.num_nodes}: nodes count from 0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from drivetrain import record
 from drivetrain.command_line import say, silence
 
 _COLOURS = {"completed": "green", "stopped": "green", "interrupted": "yellow", "failed": "red"}
@@ -36,6 +38,23 @@ class Outcome:
     @property
     def status(self) -> str:
         return str(self.record.get("status", "failed"))
+
+    def keep(self, folder: Path, number: int) -> None:
+        """Leave it in ``folder``, as job ``number``, for :func:`kept` in the process that shows the table. A folder
+        that is not there is on another host, whose table can say nothing of this job."""
+        if folder.is_dir():
+            told = {"overrides": list(self.overrides), "folder": str(self.folder), "error": self.error}
+            (folder / f"{number:06}.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def kept(folder: Path) -> list[Outcome]:
+    """What jobs left there, by their numbers."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        run = Path(told["folder"])
+        found.append(Outcome(told["overrides"], run, record.left_in(run), told["error"]))
+    return found
 
 
 def show(outcomes: Sequence[Outcome], sweep: bool, console: Console | None = None) -> None:
@@ -89,17 +108,17 @@ def _jobs(outcomes: Sequence[Outcome]) -> Table:
 
 
 def _metrics(outcome: Outcome) -> Table:
-    record = outcome.record
-    workers = f"{record['world_size']} worker{'s' if record['world_size'] > 1 else ''}"
-    table = Table(title=f"strategy={record['strategy']}, {workers}: {record['status']}", min_width=40)
+    run = outcome.record
+    workers = f"{run['world_size']} worker{'s' if run['world_size'] > 1 else ''}"
+    table = Table(title=f"strategy={run['strategy']}, {workers}: {run['status']}", min_width=40)
     table.add_column("metric")
     table.add_column("value", justify="right")
     rows = {
-        **record.get("metrics", {}),
-        "epochs": record["epochs"],
-        "optimizer steps": record["global_step"],
-        "samples per second": record["throughput"]["samples_per_second"],
-        "seconds": record["seconds"]["total"],
+        **run.get("metrics", {}),
+        "epochs": run["epochs"],
+        "optimizer steps": run["global_step"],
+        "samples per second": run["throughput"]["samples_per_second"],
+        "seconds": run["seconds"]["total"],
     }
     for name, value in rows.items():
         table.add_row(name, _number(value))

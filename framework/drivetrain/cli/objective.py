@@ -1,0 +1,46 @@
+"""The number that a job of a sweep gives to a sweeper which looks for the best one. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, nearest
+
+# Choices of the group hydra/sweeper that choose a job's values by what the jobs before it returned.
+OPTIMIZERS = ("ax", "nevergrad", "optuna")
+
+
+def names(objective: Any) -> list[str]:
+    """The metrics that ``objective`` names: none, one, or those of a list.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
+    listed = [] if objective is None else objective if isinstance(objective, list) else [objective]
+    if not all(isinstance(name, str) for name in listed):
+        raise ConfigurationError(f"objective={objective} must be the name of a metric, or a list of names")
+    return listed
+
+
+def refuse_aimless(objective: Any, sweeper: str) -> None:
+    """Raise :class:`ConfigurationError` where ``sweeper`` wants a number of each job and would get none."""
+    if sweeper in OPTIMIZERS and not names(objective):
+        raise ConfigurationError(
+            f"hydra/sweeper={sweeper} looks for the best of a number that each job returns: name the metric with"
+            " objective=NAME, for example objective=val/loss"
+        )
+
+
+def value(objective: Any, record: Mapping[str, Any]) -> float | tuple[float, ...] | None:
+    """What the job with the run record ``record`` returns: the last values of the metrics, None where none is named.
+
+    Raises:
+        ConfigurationError: the run did not log it.
+    """
+    metrics, found = record.get("metrics", {}), []
+    for name in names(objective):
+        if name not in metrics:
+            raise ConfigurationError(f"objective={name} is no metric of this run: {nearest(name, metrics)}")
+        found.append(float(metrics[name]))
+    return tuple(found) if isinstance(objective, list) else found[0] if found else None
