@@ -503,6 +503,14 @@ def test_ranks_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_RICH_AVAILABLE", "_OMEGACONF_AVAILABLE", "_TORCHVISION_AVAILABLE", "_TORCH_GREATER_EQUAL_2_6"):
         expected, found = both(f"utilities.imports.{name}")
         assert bool(expected) is bool(found), name
+    for path in (
+        "strategies.deepspeed._DEEPSPEED",
+        "core.module._ONNX",
+        "loggers.wandb._WANDB",
+        "cli._JSONARGPARSE_SIGNATURES",
+    ):
+        expected, found = both(f"{path}_AVAILABLE")
+        assert bool(expected) is found, path
     assert L.utilities._TORCH_GREATER_EQUAL_99 is False and L.utilities._TORCH_LESS_EQUAL_99 is True
     assert L.utilities._NO_SUCH_PACKAGE_AVAILABLE is False
 

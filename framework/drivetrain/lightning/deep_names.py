@@ -6,12 +6,15 @@ Published projects import from them. Each is another name of the module above it
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from lightning_utilities.core.imports import package_available
 
 from drivetrain.lightning import not_offered
 
@@ -66,6 +69,16 @@ _FOUND_IN = (
         "utilities.model_summary.model_summary": "model_summary",
     }
 )
+
+
+# Lightning's modules say by such names whether a package can be imported, each module of those that it needs.
+_AVAILABLE = re.compile(r"_([A-Z0-9_]+)_AVAILABLE")
+_PACKAGES = {
+    "COMET": "comet_ml",
+    "JSONARGPARSE_SIGNATURES": "jsonargparse",
+    "TORCH_TRT": "torch_tensorrt",
+    "XLA": "torch_xla",
+}
 
 
 def _why_not(module: str, name: str) -> str | None:
@@ -144,6 +157,8 @@ def name_below(module: str) -> None:
     def lead(name: str) -> Any:
         if name in elsewhere:
             return importlib.import_module(f"{root}.{elsewhere[name]}")
+        if package := _AVAILABLE.fullmatch(name):
+            return package_available(_PACKAGES.get(package[1], package[1].lower()))
         why = _why_not(short, name)
         if why is not None:
             raise AttributeError(f"{module}.{name} is not offered: {why}.")

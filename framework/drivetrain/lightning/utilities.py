@@ -404,13 +404,10 @@ def _distributed_is_initialized() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-_AVAILABLE = re.compile(r"_([A-Z0-9_]+)_AVAILABLE")
 _VERSION = re.compile(r"_(TORCH|TORCHMETRICS|TORCHVISION)_(GREATER|LESS)_EQUAL_(\d+(?:_\d+)*)")
 
 
 def __getattr__(name: str) -> Any:
-    if found := _AVAILABLE.fullmatch(name):  # _RICH_AVAILABLE: whether the package can be imported
-        return package_available(found[1].lower())
     if found := _VERSION.fullmatch(name):  # _TORCH_GREATER_EQUAL_2_1
         compare = operator.ge if found[2] == "GREATER" else operator.le
         return compare_version(found[1].lower(), compare, found[3].replace("_", "."))
