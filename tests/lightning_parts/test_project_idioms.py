@@ -14,6 +14,7 @@ import torchmetrics
 import yaml
 from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MeanMetric
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
@@ -823,3 +824,28 @@ def test_hooks_of_an_evaluations_start_draw_what_they_draw_in_lightning(tmp_path
         return {"drawn": drawn, "weights": weights(module), "found": found, "after": torch.rand(1)}
 
     assert len(compare(run)["drawn"]) == 4 * (1 + 2 + 1 + 1 + 1)
+
+
+def test_a_sum_of_metrics_is_seen_after_its_parts_began_anew(tmp_path: Path) -> None:
+    """As the ELBO of scvi-tools: a composition of metrics, updated as one and logged beside its parts."""
+
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+        model = classifier(L)
+        model.near, model.far = MeanMetric(), MeanMetric()
+        model.both = model.near + model.far
+
+        def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+            self.both.update(batch[0].sum())
+            self.log_dict({"both": self.both, "near": self.near, "far": self.far}, on_step=False, on_epoch=True)
+
+        def look(self: Any) -> None:
+            seen.append([float(self.trainer.callback_metrics[name]) for name in ("both", "near", "far")])
+
+        for name, part in {"validation_step": validation_step, "on_validation_end": look}.items():
+            setattr(type(model), name, part)
+        fit = trainer(L, tmp_path / L.__name__, max_epochs=2)
+        fit.fit(model, loader(), loader(8))
+        return {"seen": seen, "after": [float(fit.callback_metrics["both"])]}
+
+    assert len(compare(run)["seen"]) == 2

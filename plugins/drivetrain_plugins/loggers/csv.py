@@ -71,7 +71,7 @@ class CSVLogger(VersionedLogger):
     @first_worker_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         step = len(self._rows) if step is None else step
-        self._rows.append({"step": step, **self._prefixed(metrics)})
+        self._rows.append(self._prefixed(metrics) | {"step": step})  # also where a metric has the column's name
         group = (step + 1) // self._flush_every
         if group != self._flushed or (step + 1) % self._flush_every == 0:  # rows of one step come one by one
             self.save()
