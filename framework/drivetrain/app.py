@@ -22,6 +22,7 @@ from typing import Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from drivetrain import record
@@ -149,8 +150,13 @@ def _dispatch(command: Command) -> int:
     if args.multirun:
         return _sweep(command)
     with session(args.config_dir):
-        config = composed(command.overrides, command.config_name)
-    if OmegaConf.select(config, "hydra.mode") is not None and config.hydra.mode.name == "MULTIRUN":
+        try:
+            config = composed(command.overrides, command.config_name)
+        except ConfigCompositionException:  # of several values, perhaps, which are well where the mode is a sweep's
+            if not _is_sweep(composed(probes(command.overrides)[0], command.config_name)):
+                raise
+            config = None
+    if config is None or _is_sweep(config):
         return _sweep(command)
     request = check(_without_hydra(config))
     folder = Path(config.hydra.run.dir).absolute()
@@ -165,6 +171,11 @@ def _dispatch(command: Command) -> int:
     if request.job.node_rank == 0:
         show(command.outcomes, sweep=False)
     return 0
+
+
+def _is_sweep(config: DictConfig) -> bool:
+    """Whether a config, or an override of it, asks for a sweep without ``-m``."""
+    return OmegaConf.select(config, "hydra.mode") is not None and config.hydra.mode.name == "MULTIRUN"
 
 
 def _sweep(command: Command) -> int:

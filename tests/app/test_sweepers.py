@@ -73,3 +73,12 @@ def test_several_metrics_are_returned_in_order() -> None:
 def test_what_is_no_name_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigurationError, match="must be the name of a metric, or a list of names"):
         objective.names(wrong)
+
+
+def test_a_mode_that_is_a_sweep_needs_no_m(tiny: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    words = [*tiny, "strategy=single", "hydra.sweep.dir=all", "seed=1,2"]
+    assert app.run([*words, "hydra.mode=MULTIRUN"]) == 0
+    assert [run_of(f"all/{number}")["seed"] for number in (0, 1)] == [1, 2]
+    capfd.readouterr()
+    assert app.run([*words, "hydra.mode=RUN"]) == ConfigurationError.exit_code
+    assert capfd.readouterr().err.strip().startswith("error: seed=1,2 has several values: add -m")
