@@ -190,7 +190,7 @@ class Metrics:
                     yield entry, entry.forked("step"), _tensor(entry.steps[-1][1])
             elif entry.on_epoch:
                 if entry.metric is not None:
-                    if alone and entry.logged and entry.metric._update_count:
+                    if alone and entry.logged and metric_states.gathered_something(entry.metric):
                         yield entry, entry.forked("epoch"), entry.metric.compute()
                     continue
                 entry.fold()

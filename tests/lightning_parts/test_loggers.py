@@ -77,6 +77,20 @@ def test_csv_and_tensorboard_in_a_run(tmp_path: Path, parameters: bool) -> None:
     assert len(found["rows"]) > 6 and any("p-val" in row for row in found["rows"])
 
 
+def test_metrics_with_a_name_of_the_tables_own(tmp_path: Path) -> None:
+    """Callbacks of projects log ``{"epoch": ..., "step": ...}``: the row's step is what was told or counted."""
+
+    def run(L: Any) -> dict[str, Any]:
+        logger = L.loggers.CSVLogger(tmp_path / L.__name__)
+        for number in range(5):
+            logger.log_metrics({"epoch": 0, "step": 40 + number, "loss": 0.5})
+            logger.log_metrics({"step": 40 + number, "epoch": 0}, step=7 + number)
+        logger.save()
+        return {"rows": rows(Path(logger.log_dir, "metrics.csv"))}
+
+    assert "40" not in str(compare(run)["rows"])
+
+
 def test_what_a_module_calls_itself(tmp_path: Path) -> None:
     def run(L: Any) -> dict[str, Any]:
         folder = tmp_path / L.__name__
