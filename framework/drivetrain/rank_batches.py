@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
@@ -51,13 +51,7 @@ def sized(numbered: Numbered, cut: Cut, final: int, start: int, epoch: int) -> I
     Raises:
         TrainingError: there are fewer.
     """
-    index = start - 1
-    for index, batch in numbered:
-        item = cut(index, batch, index == final)
-        if item is not None:
-            yield item
-        if index >= final:
-            return
+    index = yield from as_told(numbered, cut, final, start - 1)
     if index < final:
         raise TrainingError(
             f"the loader ended after {index + 1} of {final + 1} batches in epoch {epoch}: it is shorter than its len()"
@@ -65,14 +59,17 @@ def sized(numbered: Numbered, cut: Cut, final: int, start: int, epoch: int) -> I
         )
 
 
-def as_told(numbered: Numbered, cut: Cut, final: int | float) -> Iterator[MicroBatch]:
-    """A stream that says how long it is. Where it is shorter, no batch was the last."""
+def as_told(numbered: Numbered, cut: Cut, final: int | float, before: int = -1) -> Generator[MicroBatch, None, int]:
+    """A stream that says how long it is. Where it is shorter, no batch was the last. Returns the number of the last
+    batch that there was, ``before`` where there was none."""
+    index = before
     for index, batch in numbered:
         item = cut(index, batch, index == final)
         if item is not None:
             yield item
         if index >= final:
-            return
+            break
+    return index
 
 
 def one_ahead(numbered: Numbered, ahead: tuple[int, Any] | None, cut: Cut, final: int | float) -> Iterator[MicroBatch]:
