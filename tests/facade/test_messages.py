@@ -30,6 +30,26 @@ print("on standard output")
 """
 
 
+FORMATTED = """
+import logging
+import {library} as L
+from {library}.pytorch import _logger as log
+
+L.pytorch._logger.handlers[0].setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
+L.pytorch.utilities.rank_zero.rank_zero_info("of the library")
+log.warning("of %s", "the project")
+assert L.pytorch._root_logger is logging.getLogger()
+"""
+
+
+@pytest.mark.parametrize("library", ["lightning", "drivetrain.lightning"])
+def test_a_project_gives_messages_a_form_of_its_own(library: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORMATTED.format(library=library))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["[INFO] of the library", "[WARNING] of the project"]
+
+
 @pytest.mark.parametrize("library", ["lightning.pytorch", "drivetrain.lightning"])
 def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

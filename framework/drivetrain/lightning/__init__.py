@@ -30,6 +30,8 @@ _HOMES = {
     "LightningModule": ("drivetrain.module", "TrainModule"),
     "Trainer": ("drivetrain.lightning.trainer", "Trainer"),
     "seed_everything": ("drivetrain.lightning.seed", "seed_everything"),
+    "_logger": ("drivetrain.lightning.messages", "log"),  # projects give its handler a format, or log with it
+    "_root_logger": ("logging", "root"),
 }
 _SUBMODULES = (
     "accelerators",
