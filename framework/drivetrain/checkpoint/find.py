@@ -66,7 +66,10 @@ def resolve(spec: str | Path, folder: str | Path, best: str | Path | None = None
             warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
     if spec == "auto":
         return None
-    raise CheckpointError(f"there is no complete checkpoint in {folder}; start without resume, or name another folder")
+    raise CheckpointError(
+        f"there is no complete checkpoint in {folder}; start without resume, name another folder, or say auto, which"
+        " starts anew where there is none"
+    )
 
 
 def ordered(folder: str | Path) -> list[Path]:
