@@ -91,6 +91,22 @@ def test_metrics_with_a_name_of_the_tables_own(tmp_path: Path) -> None:
     assert "40" not in str(compare(run)["rows"])
 
 
+def test_a_stage_that_writes_nothing_leaves_no_file_of_events(tmp_path: Path) -> None:
+    """A prediction after a fit, and a further fit after both."""
+
+    def run(L: Any) -> dict[str, Any]:
+        root, counted = tmp_path / L.__name__, []
+        fit = trainer(L, root, logger=L.loggers.TensorBoardLogger(root), max_epochs=1, log_every_n_steps=1)
+        module = classifier(L, predict_step=lambda self, batch, batch_idx: self(batch[0]).sum())
+        for stage in (fit.fit, fit.predict, fit.predict, fit.fit):
+            stage(module, loader())
+            counted.append(sum("tfevents" in path.name for path in Path(fit.log_dir).iterdir()))
+            fit.fit_loop.max_epochs = 2
+        return {"counted": counted, "events": events(Path(fit.log_dir))}
+
+    assert compare(run)["counted"] == [1, 1, 1, 2]
+
+
 def test_what_a_module_calls_itself(tmp_path: Path) -> None:
     def run(L: Any) -> dict[str, Any]:
         folder = tmp_path / L.__name__

@@ -59,13 +59,15 @@ class TensorBoardLogger(VersionedLogger):
     @property
     @first_worker_experiment
     def experiment(self) -> SummaryWriter:
-        """The ``SummaryWriter``, opened now if it is not."""
+        """The ``SummaryWriter``, made now if it is not. A closed one opens another file when something is written."""
+        if self._writer is not None and str(self._writer.log_dir) != self.log_dir:
+            self._forget()  # it is of another version
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
             os.makedirs(self.log_dir, exist_ok=True)
             self._writer = SummaryWriter(log_dir=self.log_dir, **self._kwargs)
-            _open.add(self)
+        _open.add(self)
         return self._writer
 
     @first_worker_only
@@ -130,7 +132,6 @@ class TensorBoardLogger(VersionedLogger):
         super().finalize(status)
         if self._writer is not None:
             self._writer.close()
-            self._forget()
 
     def _add_summary(self, summary: Any) -> None:
         self.experiment._get_file_writer().add_summary(summary)
