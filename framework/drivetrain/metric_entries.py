@@ -96,8 +96,8 @@ class Entry:
         """The epoch's contribution, or that of one ``(batch, value, weight)``."""
         total, weight = self.total, self.weight
         if step is not None:
-            value = float(step[1])
-            total, weight = (value * step[2], step[2]) if self.reduction in MEANS else (value, 1.0)
+            value, share = float(step[1]), float(step[2])
+            total, weight = (value * share, share) if self.reduction in MEANS else (value, 1.0)
         elif self.metric is not None:
             return Column(of_metric(self.path, self.at), 0.0, 1.0, self.title, self.prog_bar, self.logger)
         shown = (self.title, self.prog_bar, self.logger)
@@ -111,7 +111,7 @@ class Entry:
         if not self.pending:
             return
         values = _host([value for value, _ in self.pending])
-        weights = [weight for _, weight in self.pending]
+        weights = _host([weight for _, weight in self.pending])  # tensors, where a module counted its samples there
         self.pending.clear()
         if self.reduction in MEANS:
             for value, weight in zip(values, weights, strict=True):

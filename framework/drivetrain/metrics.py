@@ -362,7 +362,7 @@ class Metrics:
                     e.over_ranks,
                     e.double,
                 ]
-                steps = [[batch, float(value), weight] for batch, value, weight in e.steps[-1:]]
+                steps = [[batch, float(value), float(weight)] for batch, value, weight in e.steps[-1:]]
                 state.append([hook, options, e.total, e.weight, steps])
         return state
 

@@ -42,7 +42,8 @@ def project(L: Any) -> Any:
             self.log("val/worst", loss, sync_dist=True, reduce_fx="max")
             self.log("val/samples", float(len(batch[0])), sync_dist=True, reduce_fx="sum")
             if self.trainer.is_global_zero:
-                self.log("val/first", float(self.global_rank), rank_zero_only=True)
+                counted = (batch[1] >= 0).sum()  # a tensor, as uni2ts has it
+                self.log("val/first", float(self.global_rank), rank_zero_only=True, batch_size=counted)
 
         def on_validation_epoch_end(self) -> None:
             self.gathered.append(self.all_gather(torch.tensor([float(self.global_rank)])).flatten().tolist())
