@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
-from drivetrain.errors import ConfigurationError, WrongKindError, nearest
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, WrongKindError, nearest
 
 _NO_SUPPORT = {
     "tpu": "TPUs",
@@ -16,6 +18,39 @@ _NO_SUPPORT = {
     "ipu": "Graphcore's IPUs",
     "npu": "NPUs",
 }  # accelerators of Lightning's, torch's and their extensions
+
+_FORMERLY = {
+    "auto_lr_find": "use Tuner(trainer).lr_find(module)",
+    "auto_scale_batch_size": "use Tuner(trainer).scale_batch_size(module)",
+    "checkpoint_callback": "use enable_checkpointing, and callbacks for a ModelCheckpoint",
+    "distributed_backend": "use strategy",
+    "gpus": "use devices, with accelerator='gpu'",
+    "num_processes": "use devices",
+    "progress_bar_refresh_rate": "use enable_progress_bar, or callbacks for a progress bar of your own",
+    "resume_from_checkpoint": "use fit(module, ckpt_path=...)",
+    "weights_summary": "use enable_model_summary",
+}  # arguments that Lightning's Trainer once had
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def unknown_argument(name: str, known: Iterable[str]) -> UnknownArgumentError:
+    """What to raise for an argument of the Trainer that there is not."""
+    return UnknownArgumentError(f"the Trainer has no argument {name!r}: {_FORMERLY.get(name) or nearest(name, known)}")
+
+
+def known_arguments(init: Init) -> Init:
+    """``init`` of the Trainer, which refuses arguments by other names than its own in one sentence."""
+    names = set(inspect.signature(init).parameters) - {"self"}
+
+    @wraps(init)
+    def checked(self: Any, *arguments: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise unknown_argument(name, names)
+        init(self, *arguments, **given)
+
+    return checked  # type: ignore[return-value]
 
 
 def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: bool = False) -> None:

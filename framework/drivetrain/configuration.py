@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from lightning_utilities.core.overrides import is_overridden
 
-from drivetrain.arguments import check_arguments, counted, in_seconds
+from drivetrain.arguments import check_arguments, counted, in_seconds, known_arguments
 from drivetrain.callback import Callback, state_name
 from drivetrain.compilation import check_compile
 from drivetrain.compressor import compression_of
@@ -31,6 +31,7 @@ class Configuration:
 
     meanings: ClassVar[Meanings] = OWN
 
+    @known_arguments
     def __init__(
         self,
         *,
@@ -40,8 +41,8 @@ class Configuration:
         num_nodes: int = 1,
         precision: str | int | Precision | None = None,
         compression: str | Mapping[str, Any] | None = None,
-        logger: Logger | list[Logger] | bool | None = None,
-        callbacks: Callback | list[Callback] | None = None,
+        logger: Logger | str | Mapping[str, Any] | list[Any] | bool | None = None,
+        callbacks: Callback | str | Mapping[str, Any] | list[Any] | None = None,
         fast_dev_run: int | bool = False,
         max_epochs: int | None = None,
         min_epochs: int | None = None,
@@ -99,8 +100,9 @@ class Configuration:
                 :class:`~drivetrain.precision.Precision`.
             compression: how gradients are made smaller before they travel: a registered name (``"topk"``), or a dict of
                 ``name`` and options (``{"name": "topk", "ratio": 0.01}``).
-            logger: a logger, a list, True for TensorBoard, False for none.
-            callbacks: a callback or a list.
+            logger: a logger, a registered name (``"csv"``), ``{"name": ..., ...}`` with its options, a list of these,
+                True for TensorBoard, False for none.
+            callbacks: a callback, a registered name or ``{"name": ..., ...}`` with its options, or a list of these.
             fast_dev_run: run this many batches of everything (True: 1), without logs and checkpoints.
             max_epochs: stop after so many epochs; default 1000 unless ``max_steps`` is given; -1 for no limit.
             max_steps: stop after so many optimizer steps; -1 for no limit.

@@ -56,6 +56,7 @@ class Meanings:
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.
         checkpoint: what is saved: ``"directory"`` or ``"file"`` (one file with Lightning's dictionary).
+        named_parts: whether callbacks and loggers may be given by their registered names.
         model_checkpoint: registered name of the callback that saves where the user gave none.
         model_summary: registered name of the callback that lists layers where the user gave none.
         logger: registered name of the logger that writes where the user gave none.
@@ -93,6 +94,7 @@ class Meanings:
     outcomes: Mapping[str, str] = field(default_factory=dict)
     live_metrics: bool = False
     checkpoint: str = "directory"
+    named_parts: bool = True
     model_checkpoint: str = "model_checkpoint"
     model_summary: str = "model_summary"
     logger: str = "tensorboard"
@@ -131,6 +133,7 @@ LIGHTNING = Meanings(
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},
     live_metrics=True,
     checkpoint="file",
+    named_parts=False,
     model_checkpoint="lightning_model_checkpoint",
     model_summary="rich_model_summary",
     logger="lightning_tensorboard",

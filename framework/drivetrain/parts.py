@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from drivetrain.cli.schema import checked
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.logger import Logger
+from drivetrain.named_part import named
 from drivetrain.precision import Precision
 from drivetrain.profiler import PassThroughProfiler, Profiler
 
@@ -47,14 +49,32 @@ def precision_of(precision: Any, loss_scale: Any) -> Precision:
     return registry.load("precisions", name)(name, loss_scale)
 
 
+def _listed(given: Any) -> list[Any]:
+    """Hydra gives a list of its own kind."""
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+
+
+def _made(trainer: Configuration, group: str, given: Any) -> Any:
+    """A registered name, alone or with options (``{"name": ..., ...}``) as strategies are given, becomes the part that
+    it stands for, where a Trainer takes such."""
+    if not trainer.meanings.named_parts or not isinstance(given, (str, Mapping)):
+        return given
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    if "name" not in options:
+        raise ConfigurationError(f"{group}: {given!r} has no 'name': {{'name': ..., ...}} names what is registered.")
+    name = str(options.pop("name"))
+    taken = inspect.signature(registry.load(group, name)).parameters
+    wants_folder = "save_dir" in taken and taken["save_dir"].default is inspect.Parameter.empty
+    return named(group, name, options, {"save_dir": os.fspath(trainer.default_root_dir)} if wants_folder else {})
+
+
 def callbacks_of(
-    trainer: Configuration, given: Callback | list[Callback] | None, checkpointing: bool | None, summary: bool | None
+    trainer: Configuration, given: Any, checkpointing: bool | None, summary: bool | None
 ) -> list[Callback]:
     """The user's callbacks and the default ones that he did not replace."""
     if given is None:
         given = []
-    found = list(given) if isinstance(given, Sequence) else [given]  # Hydra gives a list of its own kind
-    found = [trainer.take_callback(callback) for callback in found]
+    found = [trainer.take_callback(_made(trainer, "callbacks", one)) for one in _listed(given)]
     saves = any(callback.saves_checkpoints for callback in found)
     if checkpointing is False and saves and not trainer.fast_dev_run:
         raise ConfigurationError("enable_checkpointing=False goes against the ModelCheckpoint in callbacks: drop one.")
@@ -83,13 +103,13 @@ def callbacks_of(
     return found
 
 
-def loggers_of(trainer: Configuration, given: Logger | list[Logger] | bool | None) -> list[Logger]:
+def loggers_of(trainer: Configuration, given: Any) -> list[Logger]:
     if given is False:
         return []
     if given is None or given is True:
         kind, folder = registry.load("loggers", trainer.meanings.logger), os.fspath(trainer.default_root_dir)
         return [kind(folder, name=trainer.meanings.log_folder, default_hp_metric=trainer.meanings.default_hp_metric)]
-    found = list(given) if isinstance(given, Sequence) else [given]  # Hydra gives a list of its own kind
+    found = [_made(trainer, "loggers", one) for one in _listed(given)]
     for logger in found:
         if not isinstance(logger, Logger):
             raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")

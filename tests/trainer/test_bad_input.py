@@ -61,8 +61,8 @@ from tests.runs import QUIET, Classifier, dataset, loader, train
         ({"nonfinite": "rise"}, "did you mean 'raise'"),
         ({"backend": "mpi"}, "backend='mpi'"),
         ({"seed": -1}, "seed=-1"),
-        ({"callbacks": ["early"]}, "str is no Callback"),
-        ({"logger": "tensorboard"}, "str is no Logger"),
+        ({"callbacks": [3]}, "int is no Callback"),
+        ({"logger": 3}, "int is no Logger"),
     ],
 )
 def test_arguments_of_the_trainer(options: dict[str, Any], said: str) -> None:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,10 @@ from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.cli.resume import CHECKPOINTS
 from drivetrain.cli.schema import check_numbers
-from drivetrain.errors import ConfigurationError, Interrupted, nearest
+from drivetrain.errors import ConfigurationError, Interrupted
 from drivetrain.folders import make_importable
 from drivetrain.launch.job import Job
+from drivetrain.named_part import accepts, called, named
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
@@ -241,9 +242,9 @@ def _made(group: Mapping[str, Any], where: str, more: Mapping[str, Any]) -> Any:
     """The object of a ``_target_`` config and ``more``, its arguments checked by name."""
     made = build({**group, "_partial_": True}, where)
     arguments, what = {**made.keywords, **more}, f"{where}._target_={group['_target_']}"
-    _accepts(made.func, arguments, what)
+    accepts(made.func, arguments, what)
     check_numbers(made.func, made.keywords, where)
-    return _called(made.func, arguments, what)
+    return called(made.func, arguments, what)
 
 
 def build(group: Mapping[str, Any], where: str) -> Any:
@@ -325,29 +326,7 @@ def part(arguments: Mapping[str, Any], key: str, group: str, **usual: Any) -> An
     if "_target_" in arguments:
         return build(arguments, f"{group}.{key}")
     rest = dict(arguments)
-    name = str(rest.pop("name", key))
-    cls = registry.load(group, name)
-    taken = inspect.signature(cls).parameters
-    rest = {**{one: value for one, value in usual.items() if one in taken}, **rest}
-    _accepts(cls, rest, f"{group} {name!r}")
-    return _called(cls, rest, f"{group} {name!r}")
-
-
-def _accepts(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> None:
-    parameters = inspect.signature(factory).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for name in arguments:
-        if name not in parameters:
-            raise ConfigurationError(f"{what} takes no argument {name!r}: {nearest(name, parameters)}")
-
-
-def _called(factory: Callable[..., Any], arguments: Mapping[str, Any], what: str) -> Any:
-    try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        raise ConfigurationError(f"{what}: {error}") from error
-    return factory(**arguments)
+    return named(group, str(rest.pop("name", key)), rest, usual)
 
 
 def preload(config: Mapping[str, Any]) -> None:
@@ -371,4 +350,4 @@ def preload(config: Mapping[str, Any]) -> None:
             if arguments is not None and "_target_" not in arguments:
                 rest = {name: value for name, value in arguments.items() if name != "name"}
                 name = str(arguments.get("name", key))
-                _accepts(registry.load(group, name), rest, f"{group} {name!r}")
+                accepts(registry.load(group, name), rest, f"{group} {name!r}")

@@ -16,11 +16,12 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
+from drivetrain.arguments import unknown_argument
 from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
 from drivetrain.data import DataModule
 from drivetrain.declaration import Declaration
-from drivetrain.errors import ConfigurationError, PossibleUserWarning, UnknownArgumentError, nearest
+from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.lightning import deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.connectors import _AcceleratorConnector
@@ -130,8 +131,7 @@ class Trainer(drivetrain.trainer.Trainer):
         given = {name: value for name, value in locals().items() if name not in ("self", "more", "__class__")}
         for name in more:
             if name not in _ELSEWHERE:
-                known = {*given, *_ELSEWHERE}
-                raise UnknownArgumentError(f"the Trainer has no argument {name!r}: {nearest(name, known)}")
+                raise unknown_argument(name, {*given, *_ELSEWHERE})
         if given.pop("model_registry") is not None:
             raise ConfigurationError(
                 f"model_registry={model_registry!r}: nothing is uploaded to a vendor's registry: leave it out and copy"
