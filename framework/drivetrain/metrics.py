@@ -346,30 +346,28 @@ class Metrics:
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------
     def state_dict(self) -> list[list[Any]]:
-        """This rank's epoch sums so far and newest values by step, as plain data."""
+        """This rank's epoch sums so far and newest values by step, as plain data; of metric objects, whose states are
+        the module's, that they were logged."""
         state = []
         for (hook, _, _), e in self.entries.items():
-            if e.metric is None:
-                e.fold()
-                options = [
-                    e.name,
-                    e.on_step,
-                    e.on_epoch,
-                    e.prog_bar,
-                    e.logger,
-                    e.reduction,
-                    e.loader,
-                    e.over_ranks,
-                    e.double,
-                ]
-                steps = [[batch, float(value), float(weight)] for batch, value, weight in e.steps[-1:]]
-                state.append([hook, options, e.total, e.weight, steps])
+            if e.metric is not None and not e.logged:
+                continue
+            e.fold()
+            shown = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger]
+            options = [*shown, e.reduction, e.loader, e.over_ranks, e.double]
+            steps = [[batch, float(value), float(weight)] for batch, value, weight in e.steps[-1:]]
+            state.append([hook, options, e.total, e.weight, steps, e.path])
         return state
 
     def load_state_dict(self, states: list[list[list[Any]]]) -> None:
         """Take up what :meth:`state_dict` gave on one rank, or on several that this one stands for now."""
-        for hook, options, total, weight, steps in (item for state in states for item in state):
+        modules = dict(self.named_modules())
+        for hook, options, total, weight, steps, *path in (item for state in states for item in state):
             entry = Entry(*options)
+            if any(path):
+                entry.path, entry.metric, entry.logged = path[0], modules.get(path[0]), True
+                if entry.metric is None:  # the module measures something else now
+                    continue
             known = self.entries.setdefault((hook, entry.name, entry.loader), entry)
             if weight and known.weight and known.reduction in ("max", "min"):
                 known.total = (max if known.reduction == "max" else min)(known.total, total)

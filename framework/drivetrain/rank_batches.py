@@ -60,9 +60,11 @@ def sized(numbered: Numbered, cut: Cut, final: int, start: int, epoch: int) -> I
 
 
 def as_told(numbered: Numbered, cut: Cut, final: int | float, before: int = -1) -> Generator[MicroBatch, None, int]:
-    """A stream that says how long it is. Where it is shorter, no batch was the last. Returns the number of the last
-    batch that there was, ``before`` where there was none."""
+    """A stream that says how long it is, after batch ``before``. Where it is shorter, no batch was the last. Gives back
+    the number of the last batch that there was, ``before`` where there was none."""
     index = before
+    if before >= final:  # a run that goes on at a limit, behind which the loader may have more
+        return index
     for index, batch in numbered:
         item = cut(index, batch, index == final)
         if item is not None:

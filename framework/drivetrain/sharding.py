@@ -262,7 +262,7 @@ class BatchSource:
             return self._read_sized(numbered, start)
         if self._looks_ahead:
             return self._read_unsized(numbered)
-        return as_told(numbered, self._cut(), self.length - 1)
+        return as_told(numbered, self._cut(), self.length - 1, start - 1)
 
     def _numbered(self, opened: Iterable[Any], start: int, placed: bool | None = None) -> Numbered:
         """The batches from number ``start`` on, with their numbers: past those before it, unless the loader was

@@ -95,6 +95,7 @@ class EvaluateLoop:
     def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
         self.trainer, self.stage = trainer, stage
         self.metrics: Metrics = trainer.new_metrics()
+        self._gone_on_from: dict[int, int] = {}
         self.use(sources or [])
         self.results: list[dict[str, float]] = []
         self.has_run = False
@@ -104,9 +105,18 @@ class EvaluateLoop:
     def use(self, sources: list[BatchSource]) -> None:
         """Read these from now on."""
         self.sources = sources
-        self._seen: dict[int, int] = {}  # batches of each loader so far, over all passes
+        self._seen, self._gone_on_from = self._gone_on_from, {}  # batches of each loader so far, over all passes
         self._seen_before: dict[int, int] = {}  # the same when the pass at hand began
         self.metrics.several_loaders = len(sources) > 1
+
+    def counters(self) -> list[Any]:
+        """What rows of further passes are numbered by, as plain data."""
+        return [self._passes, [list(item) for item in self._seen.items()]]
+
+    def go_on_from(self, counters: list[Any]) -> None:
+        """Number rows from what :meth:`counters` gave on, also where the loaders are still to be asked for."""
+        self._passes, seen = counters
+        (self._seen if self.sources else self._gone_on_from).update(map(tuple, seen))
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""

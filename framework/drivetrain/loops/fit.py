@@ -148,7 +148,8 @@ class FitLoop(RunningLoop):
         if self.validations.in_epoch():
             stage_data.validation(trainer)
         hooks.follow()
-        trainer.published.by_step = False
+        # What was logged in an epoch that goes on is not looked at as if it were at its end.
+        trainer.published.by_step = self.resumed and not self.ended
         hooks("on_train_start")
         if started is not None:
             started()

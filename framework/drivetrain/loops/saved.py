@@ -18,6 +18,8 @@ def state_of(fit: FitLoop) -> dict[str, Any]:
         "global_step": fit.global_step,
         "optimizer_steps": fit.optimization.steps,
         "validated": fit.validations.done,
+        "validation": [0, []] if fit.trainer.validation is None else fit.trainer.validation.counters(),
+        "read_in": [fit.data.read_in, fit.validations.read_in],
         "ended": fit.ended,
         "logged": boundary.logged,
         "plateau_due": fit.schedules.plateau_due,
@@ -33,10 +35,12 @@ def state_of(fit: FitLoop) -> dict[str, Any]:
 def restore(fit: FitLoop, state: dict[str, Any]) -> None:
     """Let ``fit`` go on from what :func:`state_of` said."""
     fit.epoch, fit.batch, fit.global_step = state["epoch"], state["batch"], state["global_step"]
-    fit.data.go_on_in(fit.epoch)
-    fit.validations.go_on_in(fit.epoch)
+    # Whether it is time to ask for loaders again is counted from where the undisturbed run asked for them last.
+    fit.data.read_in, fit.validations.read_in = state.get("read_in", (fit.epoch, fit.epoch))
     fit.optimization.steps = state.get("optimizer_steps", fit.global_step)
     fit.validations.done, fit.ended, fit.boundary.logged = state["validated"], state["ended"], state["logged"]
+    if fit.trainer.validation is not None:
+        fit.trainer.validation.go_on_from(state.get("validation", [0, []]))
     fit.schedules.plateau_due = state["plateau_due"]
     fit.schedules.stepped, fit.schedules.stepped_in_epoch = state.get("schedules", (0, 0))
     fit.trainer.should_stop = fit.boundary.stop = state["stop"] and fit.trainer.meanings.stays_stopped

@@ -27,7 +27,7 @@ class TrainingData:
         self.trainer = trainer
         self._source = source
         self._order: dict[str, Any] = {}  # of a source that is not there yet
-        self._read_in = epoch  # the epoch in which the loaders were asked for last
+        self.read_in = epoch  # the epoch in which the loaders were asked for last
         self._next: BatchSource | None = None  # what a project put in its place, for the epochs to come
         self._begun = False  # whether an epoch was
         self.asking = False  # a run resumed at an epoch's end is in that epoch as long as it asks
@@ -89,15 +89,11 @@ class TrainingData:
             return True
         return self._source is not None and self._source.length == 0
 
-    def go_on_in(self, epoch: int) -> None:
-        """Training was resumed in ``epoch``."""
-        self._read_in = epoch
-
     def begin(self, epoch: int) -> None:
         """Let ``epoch`` be read, from loaders that are asked for again where it is time."""
         every = self.trainer.reload_dataloaders_every_n_epochs
-        if every and epoch - self._read_in >= every:
-            self._source, self._read_in = stage_data.ask_again(self.trainer, "train")[0], epoch
+        if every and epoch - self.read_in >= every:
+            self._source, self.read_in = stage_data.ask_again(self.trainer, "train")[0], epoch
             self._source.open(keep=False)
             self._next = None
         self.source.set_epoch(epoch)

@@ -19,6 +19,7 @@ class Validations:
 
     Attributes:
         done: whether the validation that is due after the micro-batch at hand has run.
+        read_in: the epoch in which the loaders were asked for last.
         newest: batches since validation was thought of last: one, or a window's.
         validated_at: batches of the epoch at hand when the last validation of it ran; 0 before any.
     """
@@ -29,11 +30,7 @@ class Validations:
         self.newest = 1
         self.validated_at = 0
         self._timed_at = 0.0  # seconds of training at the last one that time called for
-        self._read_in = fit.epoch  # the epoch in which the loaders were asked for last
-
-    def go_on_in(self, epoch: int) -> None:
-        """Training was resumed in ``epoch``."""
-        self._read_in = epoch
+        self.read_in = fit.epoch
 
     @property
     def newest_names(self) -> set[str]:
@@ -111,12 +108,13 @@ class Validations:
         loop = stage_data.validation(trainer)
         every = trainer.reload_dataloaders_every_n_epochs
         if not asked_before:
-            self._read_in = trainer.current_epoch
+            if not self.fit.restored or not every or self._outdated(every):
+                self.read_in = trainer.current_epoch
         elif loop is not None and every and self._outdated(every):
             loop.use(stage_data.ask_again(trainer, "val"))
-            self._read_in = trainer.current_epoch
+            self.read_in = trainer.current_epoch
         return loop
 
     def _outdated(self, every: int) -> bool:
         """Whether loaders were asked for ``every`` epochs ago, or by a check before an epoch without validation."""
-        return self.trainer.current_epoch - self._read_in >= every or not self._falls_in(self._read_in)
+        return self.trainer.current_epoch - self.read_in >= every or not self._falls_in(self.read_in)

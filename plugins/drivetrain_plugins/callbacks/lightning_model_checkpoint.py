@@ -83,6 +83,13 @@ class ModelCheckpoint(CheckpointRanking):
         if self.save_last and not self._last_checkpoint_saved and not trainer.fast_dev_run:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({"deferred": True} if self._deferred else {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._deferred = state_dict.get("deferred", False)
+
     def save_now(self, trainer: Trainer) -> str:
         """Save where training stands, whatever is due; all ranks call it at the same step. Returns the path."""
         if trainer.fast_dev_run or self.dirpath is None:

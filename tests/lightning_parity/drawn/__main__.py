@@ -18,6 +18,7 @@ from typing import Any
 from tests.lightning_parity.drawn.comparing import shrunk, undeclared
 from tests.lightning_parity.drawn.grammar import draw
 from tests.lightning_parity.drawn.on_ranks import drawn_for_ranks, undeclared_on_ranks
+from tests.lightning_parity.drawn.resumed import disturbed, drawn_to_resume
 
 _SECONDS = 10  # for one project under both; what is made smaller must not come to train for ever
 Look = Callable[[dict[str, Any], Path], dict[str, str]]
@@ -29,12 +30,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("count", type=int, nargs="?", default=1, help="how many seeds")
     parser.add_argument("--devices", type=int, default=1, help="ranks that train each project")
     parser.add_argument("--spec", type=json.loads, help="a draw to look at instead of seeds")
+    parser.add_argument("--resumed", action="store_true", help="break off and go on, under drivetrain alone")
     parser.add_argument("--whole", action="store_true", help="do not make smaller what differs")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGALRM, _too_long)
 
-    if options.devices == 1:
-        draws, look, seconds = draw, _in_time, 12.0
+    if options.resumed:
+        draws, look, seconds = drawn_to_resume, _in_time(disturbed), 20.0
+    elif options.devices == 1:
+        draws, look, seconds = draw, _in_time(undeclared), 12.0
     else:
         draws, look, seconds = _for(options.devices)
     if options.spec is not None:
@@ -63,12 +67,15 @@ def _look_at(seeds: range, draws: Callable[[int], dict[str, Any]], look: Look, s
     return failed
 
 
-def _in_time(spec: dict[str, Any], folder: Path) -> dict[str, str]:
-    signal.alarm(_SECONDS)
-    try:
-        return undeclared(spec, folder)
-    finally:
-        signal.alarm(0)
+def _in_time(look: Look) -> Look:
+    def looked(spec: dict[str, Any], folder: Path) -> dict[str, str]:
+        signal.alarm(_SECONDS)
+        try:
+            return look(spec, folder)
+        finally:
+            signal.alarm(0)
+
+    return looked
 
 
 def _told(spec: dict[str, Any], folder: Path, ranks: int) -> dict[str, str]:

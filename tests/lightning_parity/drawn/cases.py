@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.lightning_parity.drawn.resumed import EACH
+
 _ON_EPOCH = {"on_step": False, "on_epoch": True}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -245,3 +247,57 @@ ON_RANKS: dict[str, dict[str, Any]] = {
         "trainer": {"max_epochs": 2, "log_every_n_steps": 4},
     },
 }
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "after the last batch of a limit": {
+        "train": {"batch": 3, "n": 18},
+        "trainer": {"limit_train_batches": 3, "max_epochs": 2},
+        "broken_at": 3,
+    },
+    "between two times of asking for loaders": {
+        "train": {"batch": 4, "shuffle": True},
+        "val": {"shuffle": True},
+        "trainer": {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 2},
+        "broken_at": 3,
+    },
+    "with a save that waits for a validation": {
+        "train": {"batch": 5, "n": 13},
+        "val": {},
+        "callbacks": [
+            {
+                "kind": "ModelCheckpoint",
+                "options": {"monitor": "step", "save_top_k": 3, "every_n_train_steps": 3, "dirpath": "ranked"},
+            }
+        ],
+        "trainer": {"val_check_interval": 2, "max_epochs": 2},
+        "broken_at": 3,
+    },
+    "at an epoch's end that metric objects have to come to": {
+        "train": {},
+        "logs": [{"hook": "training_step", "name": "m0", "value": "metric_sum", "options": {"on_epoch": True}}],
+        "trainer": {"max_epochs": 2},
+        "broken_at": 4,
+    },
+    "among validations whose steps are written": {
+        "train": {},
+        "val": {},
+        "logs": [{"hook": "validation_step", "name": "val", "options": {"on_step": True}}],
+        "trainer": {"max_epochs": 2, "val_check_interval": 1},
+        "broken_at": 3,
+    },
+    "in an epoch whose sums somebody looks at when it is entered": {
+        "train": {},
+        "val": {},
+        "callbacks": [
+            {"kind": "ModelCheckpoint", "options": {"dirpath": "ranked", "monitor": "loss"}},
+            {"kind": "LearningRateMonitor"},
+        ],
+        "logs": [{"hook": "training_step", "name": "loss", "options": {"on_step": False, "on_epoch": True}}],
+        "trainer": {"max_epochs": 3, "check_val_every_n_epoch": 3},
+        "broken_at": 10,
+    },
+}
+for _case in RESUMED.values():
+    _case["by_step"] = True
+    _case["callbacks"] = [*_case.get("callbacks", ()), EACH]

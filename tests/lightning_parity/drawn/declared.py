@@ -99,7 +99,9 @@ def outside(spec: Mapping[str, Any], ranks: int = 1) -> str | None:
     if any(call.get("ckpt") == "last" for call in spec.get("calls", ())) and not saves_last:
         return "the last checkpoint where none is called so"
     resets = any(options.get("use_lottery_ticket_hypothesis", True) for options in callbacks["ModelPruning"])
-    if resets and trainer.get("max_epochs") != 1:
+    if resets and (
+        trainer.get("max_epochs") != 1 or any(act.get("do") == "max_epochs" for act in spec.get("acts", ()))
+    ):
         return "a lottery ticket that is drawn twice"
     averages = callbacks["WeightAveraging"] or callbacks["EMAWeightAveraging"]
     if averages and "64" in str(trainer.get("precision")):

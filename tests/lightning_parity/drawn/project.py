@@ -123,6 +123,7 @@ class Conduct:
     def __init__(self, spec: Mapping[str, Any], owner: str) -> None:
         self.logs = [log for log in spec.get("logs", ()) if log.get("owner", "module") == owner]
         self.acts = [act for act in spec.get("acts", ()) if act.get("owner", "module") == owner]
+        self.by_step = spec.get("by_step", False)  # number what happens by the Trainer's steps
         self.counts: Counter[str] = Counter()
         self.refused: list[Any] = []
         self.seen: list[Any] = []
@@ -132,7 +133,7 @@ class Conduct:
         return {part["hook"] for part in [*self.logs, *self.acts] if "hook" in part}
 
     def happen(self, module: Any, hook: str, loss: Tensor | None = None) -> Any:
-        number = self.counts[hook]
+        number = module.trainer.global_step if self.by_step else self.counts[hook]
         self.counts[hook] += 1
         for place, log in enumerate(self.logs):
             if log.get("hook") == hook and "name" in log and number % log.get("every", 1) == 0:
