@@ -69,12 +69,16 @@ def put_mlflow(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 def put_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, list[dict[str, Any]]]:
     """Stand in for wandb; returns its run and the arguments of ``init``."""
-    run, begun = Recorder(id="w1", name="shown", config=Recorder()), []
+    run, begun = Recorder(id="w1", name="shown", config=Recorder(), _attach_id="w1", _is_finished=False), []
 
     def init(**settings: Any) -> Recorder:
         begun.append(settings)
         return run
 
+    def attach(run_id: str) -> Recorder:
+        begun.append({"attached": run_id})
+        return Recorder(id=run_id)
+
     made = {name: (lambda *args, kind=name, **kw: (kind, args, kw)) for name in ("Table", "Image", "Audio", "Video")}
-    _module(monkeypatch, "wandb", init=init, run=None, Artifact=Recorder, **made)
+    _module(monkeypatch, "wandb", init=init, attach=attach, run=None, Artifact=Recorder, **made)
     return run, begun

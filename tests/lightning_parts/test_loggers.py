@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import os
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from drivetrain.logger import SilentExperiment
+from drivetrain_plugins.loggers import wandb as wandb_logger
 from drivetrain_plugins.loggers.saved_checkpoints import description
 from tests.distributed import run_job
 from tests.lightning_parts.both import classifier, compare, loader, trainer
@@ -238,6 +241,29 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offline = ours.loggers.WandbLogger(offline=True, save_dir=tmp_path)
     offline.log_metrics({"a": 1.0})
     assert begun[1]["mode"] == "offline" and begun[1]["project"] == "lightning_logs"
+
+
+def test_workers_write_to_the_run_that_the_script_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``logger.watch(module)`` in the script begins the run, and wandb begins a run of one id in one process only."""
+    run, begun = put_wandb(monkeypatch)
+    monkeypatch.setattr(wandb_logger, "current_job", lambda: SimpleNamespace(origin="local"))
+    logger = ours.loggers.WandbLogger()
+    fresh = pickle.loads(pickle.dumps(logger))  # nothing has begun: the worker's own
+    fresh.log_metrics({"a": 1.0})
+    fresh.finalize("success")
+    assert run.named("finish") and len(begun) == 1
+    logger.watch(torch.nn.Linear(1, 1))
+    worker = pickle.loads(pickle.dumps(logger))
+    worker.log_metrics({"a": 1.0}, step=3)
+    held = worker.experiment
+    assert begun[2:] == [{"attached": "w1"}]
+    assert held.named("log") == [(({"a": 1.0, "trainer/global_step": 3},), {})]
+    worker.finalize("success")
+    assert not held.named("finish") and worker.version == "w1"  # the script goes on with it
+    run._is_finished = True
+    after = pickle.loads(pickle.dumps(logger))
+    after.log_metrics({"a": 2.0})
+    assert begun[3]["id"] == "w1"  # it has ended: gone on with by its id
 
 
 def test_a_score_that_is_a_whole_number_stays_one(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class WandbLogger(Logger):
             **({"anonymous": "allow"} if anonymous else {}),
             **kwargs,
         }
+        self._of_script: str | None = None  # in a worker: the run that the script's process holds
         self._sent: dict[str, float] = {}
         self._savers: dict[int, Any] = {}  # checkpoint callbacks whose files are uploaded at the end
 
@@ -97,6 +98,9 @@ class WandbLogger(Logger):
             wandb = imported("wandb", type(self).__name__)
             if wandb.run is not None:
                 self._experiment = wandb.run
+                return self._experiment
+            if self._of_script is not None:
+                self._experiment = wandb.attach(self._of_script)
                 return self._experiment
             settings = dict(self._wandb_init)
             if self._offline:
@@ -245,12 +249,22 @@ class WandbLogger(Logger):
             for callback in self._savers.values():
                 self._send(callback)
         job = current_job()
-        if self._experiment is not None and job is not None and job.origin == "local":
+        own = self._of_script is None
+        if self._experiment is not None and job is not None and job.origin == "local" and own:
             run, self._experiment = self._experiment, None  # a worker that was forked leaves without saying goodbye
             self._wandb_init["id"] = run.id
             run.finish()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travels without its run; the process that writes goes on with the run's id, which therefore must be known."""
+        """Travels without its run. The process that writes writes to the run that this one holds, which wandb gives to
+        one process only and which stays the script's to go on with, or else goes on with the run's id."""
         settings = {**self._wandb_init, "id": self.version}
-        return {**self.__dict__, "_experiment": None, "_savers": {}, "_wandb_init": settings}
+        run = None if getattr(self._experiment, "_is_finished", False) else self._experiment
+        held = getattr(run, "_attach_id", None)
+        return {
+            **self.__dict__,
+            "_experiment": None,
+            "_of_script": held or self._of_script,
+            "_savers": {},
+            "_wandb_init": settings,
+        }
