@@ -259,7 +259,8 @@ class BatchSource:
         self._drawn_from.append(states())
         numbered = self._numbered(opened, start, placed)
         if self.full_length != float("inf") and self.counted:
-            return self._read_sized(numbered, start)
+            read = self._read_sized(numbered, start)
+            return _to_the_end(read, numbered) if self.inner and self.length == self.full_length else read
         if self._looks_ahead:
             return self._read_unsized(numbered)
         return as_told(numbered, self._cut(), self.length - 1, start - 1)
@@ -414,6 +415,13 @@ class BatchSource:
         """Whether a batch is read before the one before it is given, from the epoch's opening on, as only that shows
         which is the last."""
         return self.length == float("inf") and not self.inner
+
+
+def _to_the_end(read: Iterator[MicroBatch], numbered: Numbered) -> Iterator[MicroBatch]:
+    """What was ``read``, and then the loader asked once more, as Lightning does before it begins it again: a sampler
+    with a generator of its own draws then."""
+    yield from read
+    next(numbered, None)
 
 
 def _going_on(loader: Iterator[Any]) -> Iterator[Any]:

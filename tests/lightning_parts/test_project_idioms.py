@@ -849,3 +849,31 @@ def test_a_sum_of_metrics_is_seen_after_its_parts_began_anew(tmp_path: Path) -> 
         return {"seen": seen, "after": [float(fit.callback_metrics["both"])]}
 
     assert len(compare(run)["seen"]) == 2
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one generator", "one each"])
+@pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "min_size"])
+def test_loaders_at_once_with_generators_of_their_own(tmp_path: Path, mode: str, shared: bool) -> None:
+    """As Donut has them, for all its data sets: a sampler draws from its generator also where it is found used up."""
+
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+        one = torch.Generator().manual_seed(3)
+
+        def made(samples: int, batch_size: int) -> Any:
+            own = one if shared else torch.Generator().manual_seed(samples)
+            data = loader(samples).dataset
+            return DataLoader(data, batch_size=batch_size, shuffle=True, generator=own)
+
+        def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+            parts = [part for part in batch if part is not None]
+            seen.extend(part[0].flatten().tolist() for part in parts)
+            return sum(self(x).sum() for x, _ in parts)
+
+        model = classifier(L)
+        type(model).training_step = training_step
+        loaders = L.utilities.CombinedLoader([made(6, 2), made(7, 1), made(4, 2)], mode)
+        trainer(L, tmp_path / L.__name__, max_epochs=3).fit(model, loaders)
+        return {f"{number}": part for number, part in enumerate(seen)}
+
+    assert compare(run)
