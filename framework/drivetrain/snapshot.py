@@ -105,6 +105,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": metric_states.states(module),
             "order": fit.data.order_after(0 if fit.ended else shared["loops"]["batch"]),
+            "data_seed": trainer.data_seed,
         }
         if "loader" in own["order"] and trainer.meanings.checkpoint == "file":
             shared["loops"]["loaders"] = [own["order"]["loader"]]  # where Lightning looks for it
@@ -261,6 +262,8 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         metric_states.load(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
+        # Loaders that are still to be asked for, such as those of a validation, are shuffled as they would have been.
+        trainer.data_seed = loaded.own.get("data_seed", trainer.data_seed)
         fit.data.go_on_from(loaded.own.get("order", {}))
     elif "world_size" not in loaded.meta:
         states = shared["loops"].get("loaders")

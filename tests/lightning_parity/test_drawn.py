@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lightning_parity.drawn.cases import CASES, ON_RANKS, RESUMED
+from tests.lightning_parity.drawn.cases import CASES, ON_RANKS, RESUMED, RESUMED_ON_RANKS
 from tests.lightning_parity.drawn.comparing import undeclared
 from tests.lightning_parity.drawn.grammar import draw
 from tests.lightning_parity.drawn.on_ranks import drawn_for_ranks, undeclared_on_ranks
-from tests.lightning_parity.drawn.resumed import disturbed, drawn_to_resume
+from tests.lightning_parity.drawn.resumed import disturbed, disturbed_on_ranks, drawn_to_resume
 
 SEEDS = range(48)
 SEEDS_ON_RANKS = (20, 29, 100, 118, 136, 173)  # which differed before, for a declared reason or not
@@ -49,6 +49,16 @@ def test_resumed_as_before(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", RESUMED_SEEDS)
 def test_resumed_of_a_draw(seed: int, tmp_path: Path) -> None:
     _no(disturbed(drawn_to_resume(seed), tmp_path))
+
+
+@pytest.mark.parametrize("name", RESUMED_ON_RANKS)
+def test_resumed_as_before_on_ranks(name: str, tmp_path: Path) -> None:
+    _no(disturbed_on_ranks(RESUMED_ON_RANKS[name], tmp_path))
+
+
+@pytest.mark.parametrize("seed", [20, 24])
+def test_resumed_of_a_draw_on_ranks(seed: int, tmp_path: Path) -> None:
+    _no(disturbed_on_ranks(drawn_to_resume(seed), tmp_path))
 
 
 def _no(lines: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from tests.lightning_parity.drawn.comparing import shrunk, undeclared
 from tests.lightning_parity.drawn.grammar import draw
 from tests.lightning_parity.drawn.on_ranks import drawn_for_ranks, undeclared_on_ranks
-from tests.lightning_parity.drawn.resumed import disturbed, drawn_to_resume
+from tests.lightning_parity.drawn.resumed import disturbed, disturbed_on_ranks, drawn_to_resume
 
 _SECONDS = 10  # for one project under both; what is made smaller must not come to train for ever
 Look = Callable[[dict[str, Any], Path], dict[str, str]]
@@ -35,7 +35,10 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     signal.signal(signal.SIGALRM, _too_long)
 
-    if options.resumed:
+    if options.resumed and options.devices > 1:
+        draws, seconds = drawn_to_resume, 40.0
+        look = _told(disturbed_on_ranks, options.devices)
+    elif options.resumed:
         draws, look, seconds = drawn_to_resume, _in_time(disturbed), 20.0
     elif options.devices == 1:
         draws, look, seconds = draw, _in_time(undeclared), 12.0
@@ -49,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _for(ranks: int) -> tuple[Callable[[int], dict[str, Any]], Look, float]:
-    return lambda seed: drawn_for_ranks(seed, ranks), lambda spec, folder: _told(spec, folder, ranks), 40.0
+    return lambda seed: drawn_for_ranks(seed, ranks), _told(undeclared_on_ranks, ranks), 40.0
 
 
 def _look_at(seeds: range, draws: Callable[[int], dict[str, Any]], look: Look, seconds: float) -> int:
@@ -78,12 +81,16 @@ def _in_time(look: Look) -> Look:
     return looked
 
 
-def _told(spec: dict[str, Any], folder: Path, ranks: int) -> dict[str, str]:
-    """As :func:`undeclared_on_ranks`, with the failure of a rank itself as a line."""
-    try:
-        return undeclared_on_ranks(spec, folder, ranks)
-    except AssertionError as error:
-        return {"ranks.raised": str(error)}
+def _told(look: Callable[[dict[str, Any], Path, int], dict[str, str]], ranks: int) -> Look:
+    """``look`` on ranks, with the failure of a rank itself as a line."""
+
+    def looked(spec: dict[str, Any], folder: Path) -> dict[str, str]:
+        try:
+            return look(spec, folder, ranks)
+        except AssertionError as error:
+            return {"ranks.raised": str(error)}
+
+    return looked
 
 
 def _tell(seed: int, spec: dict[str, Any], lines: dict[str, str]) -> None:

@@ -298,6 +298,15 @@ RESUMED: dict[str, dict[str, Any]] = {
         "broken_at": 10,
     },
 }
-for _case in RESUMED.values():
+RESUMED_ON_RANKS: dict[str, dict[str, Any]] = {
+    "before the validation's shuffled data is asked for": {
+        "train": {"n": 12, "shuffle": True},
+        "val": {"n": 12, "shuffle": True},
+        "logs": [{"hook": "validation_step", "name": "val"}],
+        "trainer": {"max_epochs": 2, "limit_val_batches": 1},
+        "broken_at": 2,
+    },
+}
+for _case in [*RESUMED.values(), *RESUMED_ON_RANKS.values()]:
     _case["by_step"] = True
     _case["callbacks"] = [*_case.get("callbacks", ()), EACH]

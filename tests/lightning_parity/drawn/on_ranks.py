@@ -98,7 +98,7 @@ def undeclared_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> dict[str, s
         os.environ.update({key: str(value) for key, value in of_torchrun.items()}, TORCHELASTIC_RUN_ID="drawn")
         facts = []
         for name, library in (("there", lightning.pytorch), ("here", drivetrain.lightning)):
-            options: dict[str, Any] = {"strategy": _strategy(spec), "devices": world_size, "settled": _met}
+            options: dict[str, Any] = {"strategy": strategy_of(spec), "devices": world_size, "settled": met}
             try:
                 facts.append(run(_seeded(project(spec)), library, folder / name, **options))
             except Exception as error:
@@ -127,12 +127,14 @@ def undeclared_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> dict[str, s
 _FILES = ("file.", "checkpoint.", "table.", "parameters.")
 
 
-def _strategy(spec: Spec) -> str:
+def strategy_of(spec: Spec) -> str:
+    """Both libraries' word for what trains ``spec`` on several ranks."""
     by_hand = spec.get("step", {}).get("manual") and spec.get("optim", {}).get("count", 1) > 1
     return "ddp_find_unused_parameters_true" if by_hand else "ddp"
 
 
-def _met() -> None:
+def met() -> None:
+    """Wait for the other ranks where there is a group."""
     if dist.is_initialized():  # not where what was drawn was refused before any stage
         dist.barrier()
 

@@ -5,6 +5,7 @@ Compared is drivetrain with itself: Lightning's checkpoints know neither the pla
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 
 import drivetrain.lightning
+from tests.distributed import run_job
 from tests.lightning_parity.comparison import differences
 from tests.lightning_parity.drawn.declared import outside
 from tests.lightning_parity.drawn.grammar import Draw
+from tests.lightning_parity.drawn.on_ranks import SECONDS, met, strategy_of
 from tests.lightning_parity.drawn.project import kinds_of, project
 from tests.lightning_parity.laboratory import Laboratory, run
 
@@ -68,40 +71,68 @@ def _suit(spec: Spec, source: random.Random) -> None:
 def disturbed(spec: Spec, folder: Path, **options: Any) -> dict[str, str]:
     """A line for each fact in which a run of ``spec`` that breaks off and goes on ends otherwise than one that does not
     break off."""
-    kept = [c.get("options", {}) for c in spec.get("callbacks", ()) if c.get("kind") == "ModelCheckpoint"]
-    whole_draw = {"broken_at", "by_step"} <= spec.keys() and all("dirpath" in options for options in kept)
-    if not whole_draw or outside(spec):
+    if not _is_whole(spec) or outside(spec):
         return {}
     try:
-        try:
-            whole = run(project(spec), drivetrain.lightning, folder / "whole", **options)
-        except Exception:  # refused where it is made: nothing to break off
-            return {}
-        found = sorted(folder.joinpath("whole/each").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-        steps = [torch.load(path, weights_only=False)["global_step"] for path in found]
-        earlier = [step for step in steps if step <= spec["broken_at"]]
-        if not earlier or earlier[-1] == max(steps) or "note.0.raised" in whole:
-            return {}
-        at = max(earlier)
-        torn = {**spec, "acts": [*spec.get("acts", ()), {"do": "raise", "hook": "on_train_batch_start", "at": at}]}
-        first = run(project(torn), drivetrain.lightning, folder / "torn", **options)
-        if first.get("note.0.raised") != ["Boom"]:
-            return {}
-        path = next(p for p in folder.joinpath("torn/each").glob("*.ckpt") if p.stem.endswith(f"step={at}"))
-        resumed = {**spec, "calls": [{"do": "fit", "ckpt": str(path)}]}
-        again = run(_elsewhere(project(resumed)), drivetrain.lightning, folder / "torn", **options)
+        return _compared(spec, folder, options)
     except Exception as error:
         return {"made.raised": f"{kinds_of(error)} {error!r}"}
     finally:
         for name in ("whole", "torn"):
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def disturbed_on_ranks(spec: Spec, folder: Path, ranks: int = 2) -> dict[str, str]:
+    """As :func:`disturbed`, of a run on several ranks: the lines of the first that has one for a fact."""
+    if not _is_whole(spec) or outside(spec, ranks):
+        return {}
+    options = {"strategy": strategy_of(spec), "devices": ranks, "settled": met}
+
+    def compared(rank: int, world_size: int) -> dict[str, str]:
+        os.environ["TORCHELASTIC_RUN_ID"] = "drawn"
+        return _compared(spec, folder, options)
+
+    try:
+        lines = run_job(compared, ranks, timeout=SECONDS)
+    finally:
+        for name in ("whole", "torn"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+    found: dict[str, str] = {}
+    for rank, of_rank in enumerate(lines):
+        for name, line in of_rank.items():
+            found.setdefault(name, f"rank {rank}: {line}")
+    return found
+
+
+def _is_whole(spec: Spec) -> bool:
+    kept = [c.get("options", {}) for c in spec.get("callbacks", ()) if c.get("kind") == "ModelCheckpoint"]
+    return {"broken_at", "by_step"} <= spec.keys() and all("dirpath" in options for options in kept)
+
+
+def _compared(spec: Spec, folder: Path, options: dict[str, Any]) -> dict[str, str]:
+    try:
+        whole = run(project(spec), drivetrain.lightning, folder / "whole", **options)
+    except Exception:  # refused where it is made: nothing to break off
+        return {}
+    found = [path for path in folder.joinpath("whole/each").glob("*.ckpt") if "-v" not in path.stem]
+    steps = sorted(int(path.stem.rpartition("step=")[2]) for path in found)
+    earlier = [step for step in steps if step <= spec["broken_at"]]
+    if not earlier or earlier[-1] == steps[-1] or "note.0.raised" in whole:
+        return {}
+    at = earlier[-1]
+    torn = {**spec, "acts": [*spec.get("acts", ()), {"do": "raise", "hook": "on_train_batch_start", "at": at}]}
+    first = run(project(torn), drivetrain.lightning, folder / "torn", **options)
+    if first.get("note.0.raised") != ["Boom"]:
+        return {}
+    path = next(p for p in folder.joinpath("torn/each").glob("*.ckpt") if p.stem.endswith(f"step={at}"))
+    resumed = {**spec, "calls": [{"do": "fit", "ckpt": str(path)}]}
+    again = run(_elsewhere(project(resumed)), drivetrain.lightning, folder / "torn", **options)
     expected, ended = _ends(whole), _ends(again)
     for name in [*expected]:  # what is told batch by batch is the end of what the undisturbed run tells
         if name in ended and isinstance(expected[name], list):
             expected[name] = expected[name][max(len(expected[name]) - len(ended[name]), 0) :]
-    return {
-        n: line.replace("there", "whole").replace("here", "resumed") for n, line in differences(expected, ended).items()
-    }
+    lines = differences(expected, ended)
+    return {n: line.replace("there", "whole").replace("here", "resumed") for n, line in lines.items()}
 
 
 def _elsewhere(made: Callable[[Any], Callable[[Laboratory], None]]) -> Callable[[Any], Callable[[Laboratory], None]]:
