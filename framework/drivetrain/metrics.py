@@ -269,6 +269,8 @@ class Metrics:
         """Take the values of metrics that were logged in the batches of ``loader``, which was read: a metric that it
         shares with the next ones goes on. Of several ranks each keeps what it gathered so far; they bring it together
         at the end only, whether they had a batch of this loader or not."""
+        if not self.several_loaders:
+            return
         if self.communicator.world_size > 1:
             self._held[loader] = {
                 path: metric_states.states(module)
