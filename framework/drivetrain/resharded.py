@@ -26,12 +26,24 @@ class Resharded:
         sampler: chooses their samples.
         batches: the samples of the global batches.
         order: the samples' order, where it is ours; None where it is that of the project's own batch sampler.
+        of_run: whether ``order`` is drawn by the run's seed, not by one of the project's sampler.
     """
 
     reader: DataLoader[Any]
     sampler: ShardedBatches
     batches: Any
     order: EpochOrder | None
+    of_run: bool
+
+    def reseed(self, seed: int) -> None:
+        """Give what the one of a run of this seed gives."""
+        if self.order is not None and self.of_run:
+            self.order.seed = seed
+        if self.order is None:
+            self.sampler.seed = seed
+        if isinstance(self.reader.dataset, Seeded):
+            self.reader.dataset.seed = seed
+        self.reader.generator.manual_seed(mix(seed, 2**31))
 
 
 def can_be_resharded(loader: Any, shard: Shard, mode: str) -> bool:
@@ -75,6 +87,7 @@ def resharded(
     factor = shard.size if mode == "per_process" else 1
     dataset: Any = loader.dataset
     order: EpochOrder | None = None
+    of_run = False
     source: Iterable[Any]
     if type(batches) is BatchSampler and isinstance(sampler, (RandomSampler, InOrder, DistributedSampler)):
         drawn = sampler if isinstance(sampler, RandomSampler) else None
@@ -83,6 +96,7 @@ def resharded(
             shuffle = True  # what Lightning says of use_distributed_sampler, and does
         shuffle = shuffle and not in_order
         own = getattr(sampler, "generator", None)
+        of_run = own is None and not isinstance(sampler, DistributedSampler)
         order_seed, samples = seed if own is None else own.initial_seed(), len(dataset)
         if isinstance(sampler, DistributedSampler):
             order_seed = sampler.seed
@@ -102,4 +116,4 @@ def resharded(
     generator = torch.Generator().manual_seed(mix(seed, 2**31))
     if seeded:
         dataset = Seeded(dataset, seed)
-    return Resharded(reading(loader, dataset, ours, generator), ours, source, order)
+    return Resharded(reading(loader, dataset, ours, generator), ours, source, order, of_run)

@@ -24,7 +24,7 @@ from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part, sized
-from drivetrain.resharded import can_be_resharded, resharded
+from drivetrain.resharded import Resharded, can_be_resharded, resharded
 from drivetrain.sample_orders import Dealt, EpochOrder, Noted, ShardedBatches
 from drivetrain.stateful_loader import Places, Stateful
 from drivetrain.strategy import Shard
@@ -107,6 +107,7 @@ class BatchSource:
         self.seed = seed
         self.whole_tail = training or shard.lockstep
         self.epoch = 0
+        self._resharded: Resharded | None = None
         self._sampler: ShardedBatches | None = None
         self._order: EpochOrder | None = None
         self._shown: DataLoader[Any] | None = None
@@ -119,7 +120,7 @@ class BatchSource:
                 " of batches."
             )
         if reshard and not self.natural and can_be_resharded(loader, shard, mode):
-            cut = resharded(
+            self._resharded = cut = resharded(
                 loader,
                 shard,
                 seed,
@@ -310,6 +311,14 @@ class BatchSource:
         seeded = self._seeded()
         if seeded is not None and "seed" in state:
             seeded.seed = state["seed"]
+
+    def reseed(self, seed: int) -> None:
+        """Give what the source of a run of this seed gives: of a run that goes on from a checkpoint."""
+        self.seed = seed
+        if self._resharded is not None:
+            self._resharded.reseed(seed)
+        for source in self.at_once:
+            source.reseed(seed)
 
     def _seeded(self) -> EpochOrder | DistributedSampler[Any] | None:
         """What draws the order of a ``DistributedSampler`` of the run's seed."""

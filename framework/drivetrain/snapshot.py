@@ -105,7 +105,6 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": metric_states.states(module),
             "order": fit.data.order_after(0 if fit.ended else shared["loops"]["batch"]),
-            "data_seed": trainer.data_seed,
         }
         if "loader" in own["order"] and trainer.meanings.checkpoint == "file":
             shared["loops"]["loaders"] = [own["order"]["loader"]]  # where Lightning looks for it
@@ -254,6 +253,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     for config, saved in zip(trainer.lr_scheduler_configs, shared["lr_schedulers"], strict=False):
         config.scheduler.load_state_dict(saved)
     loop_state.restore(fit, shared["loops"])
+    _reseed(trainer, shared["loops"].get("data_seed", trainer.data_seed))
     restore_parts(trainer, shared)
     _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
@@ -262,8 +262,6 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         metric_states.load(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
-        # Loaders that are still to be asked for, such as those of a validation, are shuffled as they would have been.
-        trainer.data_seed = loaded.own.get("data_seed", trainer.data_seed)
         fit.data.go_on_from(loaded.own.get("order", {}))
     elif "world_size" not in loaded.meta:
         states = shared["loops"].get("loaders")
@@ -274,6 +272,20 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
             stacklevel=2,
         )
+
+
+def _reseed(trainer: Trainer, seed: int) -> None:
+    """The data is shuffled and augmented as in the run that was saved, or samples of an epoch would be trained twice
+    and others not at all; also what is still to be asked for, such as the loaders of a validation."""
+    if trainer.seed not in (None, seed) and trainer.is_global_zero:
+        warnings.warn(
+            f"the data keeps the order of the run that goes on, which has seed={seed}: seed={trainer.seed} is not its.",
+            stacklevel=2,
+        )
+    trainer.data_seed = seed
+    trainer.fit_loop.data.reseed(seed)
+    for source in [] if trainer.validation is None else trainer.validation.sources:
+        source.reseed(seed)
 
 
 def _tell_of_absent_callbacks(trainer: Trainer, saved: Mapping[Any, Any]) -> None:

@@ -16,6 +16,7 @@ def state_of(fit: FitLoop) -> dict[str, Any]:
         "batch": fit.batch,
         "rounds": fit.strategy.support.rounds,
         "global_step": fit.global_step,
+        "data_seed": fit.trainer.data_seed,
         "optimizer_steps": fit.optimization.steps,
         "validated": fit.validations.done,
         "validation": [0, []] if fit.trainer.validation is None else fit.trainer.validation.counters(),

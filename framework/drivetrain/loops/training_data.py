@@ -39,6 +39,7 @@ class TrainingData:
             self.asking = True
             self._source = stage_data.training(self.trainer)
             self.asking = False
+            self._source.reseed(self.trainer.data_seed)
             self._source.load_state_dict(self._order)
         return self._source
 
@@ -68,6 +69,11 @@ class TrainingData:
         self._order = order
         if self._source is not None:
             self._source.load_state_dict(order)
+
+    def reseed(self, seed: int) -> None:
+        """Let the data be in the order of a run of this seed; what is still to be asked for has that anyhow."""
+        if self._source is not None:
+            self._source.reseed(seed)
 
     @property
     def given(self) -> Any:
