@@ -39,16 +39,25 @@ def unknown_argument(name: str, known: Iterable[str]) -> UnknownArgumentError:
     return UnknownArgumentError(f"the Trainer has no argument {name!r}: {_FORMERLY.get(name) or nearest(name, known)}")
 
 
+def by_name(unnamed: Sequence[Any]) -> None:
+    """Refuse what the Trainer was given without a name."""
+    if unnamed:
+        raise UnknownArgumentError(
+            f"the Trainer takes its arguments by name, and {unnamed[0]!r} has none: Trainer(devices=2), for example."
+        )
+
+
 def known_arguments(init: Init) -> Init:
-    """``init`` of the Trainer, which refuses arguments by other names than its own in one sentence."""
+    """``init`` of the Trainer, which refuses arguments by other names than its own, or by none, in one sentence."""
     names = set(inspect.signature(init).parameters) - {"self"}
 
     @wraps(init)
-    def checked(self: Any, *arguments: Any, **given: Any) -> None:
+    def checked(self: Any, *unnamed: Any, **given: Any) -> None:
+        by_name(unnamed)
         for name in given:
             if name not in names:
                 raise unknown_argument(name, names)
-        init(self, *arguments, **given)
+        init(self, **given)
 
     return checked  # type: ignore[return-value]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback  # noqa: F401  (offered here)
 from drivetrain.offered import Offered
 
-__all__ = ["Callback"]
 _OFFERED = Offered(__name__, "callbacks", own=("Callback",))
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.logger import Logger
+from drivetrain.logger import Logger  # noqa: F401  (offered here)
 from drivetrain.offered import Offered
 
-__all__ = ["Logger"]
 _OFFERED = Offered(__name__, "loggers", own=("Logger",))
 
 

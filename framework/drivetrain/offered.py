@@ -30,6 +30,8 @@ class Offered:
 
     def find(self, name: str) -> Any:
         """For the module's ``__getattr__``."""
+        if name == "__all__":  # what a star stands for
+            return self.names()
         if name.startswith("__"):  # what Python asks of any module
             raise AttributeError(f"module {self.module!r} has no attribute {name!r}")
         known = self._registered()

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.offered import Offered
-from drivetrain.profiler import Profiler
+from drivetrain.profiler import Profiler  # noqa: F401  (offered here)
 
-__all__ = ["Profiler"]
 _OFFERED = Offered(__name__, "profilers", own=("Profiler",))
 
 

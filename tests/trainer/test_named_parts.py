@@ -71,3 +71,9 @@ def test_an_argument_that_there_is_not(kind: Any, name: str, way_out: str) -> No
         kind(**{name: 1})
     assert str(told.value) == f"the Trainer has no argument {name!r}: {way_out}"
     assert isinstance(told.value, TypeError)
+
+
+@pytest.mark.parametrize("kind", [Trainer, drivetrain.lightning.Trainer])
+def test_an_argument_without_a_name(kind: Any) -> None:
+    with pytest.raises(UnknownArgumentError, match="takes its arguments by name, and 'ring' has none"):
+        kind("ring", 2)

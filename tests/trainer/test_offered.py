@@ -45,3 +45,10 @@ def test_a_name_that_is_nearly_right() -> None:
         from drivetrain.callbacks import ModelCheckpont  # noqa: F401
     with pytest.raises(AttributeError, match=r"no 'ModelCheckpont' in drivetrain\.callbacks: .*ModelCheckpoint"):
         importlib.import_module("drivetrain.callbacks").ModelCheckpont  # noqa: B018
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_star_stands_for_all_that_is_offered(module: str) -> None:
+    brought: dict[str, object] = {}
+    exec(f"from drivetrain.{module} import *", brought)
+    assert sorted(set(brought) - {"__builtins__"}) == dir(importlib.import_module(f"drivetrain.{module}"))

@@ -16,7 +16,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
-from drivetrain.arguments import unknown_argument
+from drivetrain.arguments import by_name, unknown_argument
 from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
 from drivetrain.data import DataModule
@@ -46,7 +46,8 @@ def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
     parameters = [name for name, p in inspect.signature(init).parameters.items() if p.kind is p.KEYWORD_ONLY]
 
     @functools.wraps(init)
-    def with_defaults(self: Any, **given: Any) -> None:
+    def with_defaults(self: Any, *unnamed: Any, **given: Any) -> None:
+        by_name(unnamed)
         for name in parameters:
             text = os.environ.get(f"{_PREFIX}{name.upper()}")
             if text is not None and name not in given:
