@@ -38,8 +38,9 @@ def test_jobs_of_other_processes_are_in_the_table(tiny: list[str]) -> None:
     assert "job 1 failed: " in done.stdout
 
 
-def test_a_sweeper_is_told_the_metric_of_jobs_of_other_processes(tiny: list[str]) -> None:
-    words = ["hydra/launcher=forked", "hydra/sweeper=optuna", "optimizer.lr=0.1,0.001", "objective=val/loss"]
+@pytest.mark.parametrize("named", ["val/loss", "[val/loss]"])
+def test_a_sweeper_is_told_the_metric_of_jobs_of_other_processes(tiny: list[str], named: str) -> None:
+    words = ["hydra/launcher=forked", "hydra/sweeper=optuna", "optimizer.lr=0.1,0.001", f"objective={named}"]
     done = sweep(tiny, *words)
     assert done.returncode == 0, done.stderr
     losses = [run_of(f"all/{number}")["metrics"]["val/loss"] for number in (0, 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drivetrain.errors import ConfigurationError, nearest
@@ -17,7 +17,8 @@ def names(objective: Any) -> list[str]:
     Raises:
         ConfigurationError: it is something else.
     """
-    listed = [] if objective is None else objective if isinstance(objective, list) else [objective]
+    several = isinstance(objective, Sequence) and not isinstance(objective, str)  # a list of Hydra's is no list
+    listed = [] if objective is None else list(objective) if several else [objective]
     if not all(isinstance(name, str) for name in listed):
         raise ConfigurationError(f"objective={objective} must be the name of a metric, or a list of names")
     return listed
@@ -33,7 +34,8 @@ def refuse_aimless(objective: Any, sweeper: str) -> None:
 
 
 def value(objective: Any, record: Mapping[str, Any]) -> float | tuple[float, ...] | None:
-    """What the job with the run record ``record`` returns: the last values of the metrics, None where none is named.
+    """What the job with the run record ``record`` returns: the metric's last value, a tuple of them where several are
+    named (a sweeper with one direction takes nothing but a number), None where none is.
 
     Raises:
         ConfigurationError: the run did not log it.
@@ -43,4 +45,4 @@ def value(objective: Any, record: Mapping[str, Any]) -> float | tuple[float, ...
         if name not in metrics:
             raise ConfigurationError(f"objective={name} is no metric of this run: {nearest(name, metrics)}")
         found.append(float(metrics[name]))
-    return tuple(found) if isinstance(objective, list) else found[0] if found else None
+    return None if not found else found[0] if len(found) == 1 else tuple(found)
