@@ -103,6 +103,8 @@ class BatchSource:
         self.opened = False  # whether that was ever done
         self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
         self._resumed_from: list[list[Any]] = []
+        self._pass = 0  # of those within an epoch: one of several loaders that are read at once begins again
+        self._resumed_in = 0  # the pass that is begun as it was before, 0 for none
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
         self.seed = seed
         self.whole_tail = training or shard.lockstep
@@ -227,6 +229,9 @@ class BatchSource:
         there is one already."""
         if self.natural and (anew or self._opened is None) and self.length != 0:
             self.look()
+            self._pass = 1 if anew else self._pass + 1
+            if self._pass == self._resumed_in:
+                restore(self._resumed_from[0])
             self._drawn_from, self.opened = [states()], True
             opened = iter(self.reader)
             if opened is self.reader or opened is self.loader:
@@ -257,6 +262,9 @@ class BatchSource:
         self.open()
         opened, self._opened = self._opened, None
         assert opened is not None
+        if self._pass == self._resumed_in:
+            restore(self._resumed_from[-1])
+            self._resumed_in = 0
         self._drawn_from.append(states())
         numbered = self._numbered(opened, start, placed)
         if self.full_length != float("inf") and self.counted:
@@ -302,10 +310,14 @@ class BatchSource:
         if batches and self._places is not None:
             place = self._places.after(batches)
             state |= {} if place is None else {"loader": place}
+        if batches and self.natural and self.at_once:
+            state["begun_again"] = [(one._pass, one._drawn_from) if one._pass > 1 else (0, []) for one in self.at_once]
         return {**state, "drawn_from": self._drawn_from} if self.natural else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed_from = state.get("drawn_from", [])
+        for one, begun in zip(self.at_once, state.get("begun_again", []), strict=False):
+            one._resumed_in, one._resumed_from = begun
         if self._places is not None and "loader" in state:
             self._places.go_on_from(state["loader"])
         seeded = self._seeded()
