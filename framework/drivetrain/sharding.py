@@ -104,6 +104,7 @@ class BatchSource:
         self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
         self._resumed_from: list[list[Any]] = []
         self._pass = 0  # of those within an epoch: one of several loaders that are read at once begins again
+        self._ahead_from: list[Any] = []  # the generators when the batch that is read ahead was asked for
         self._resumed_in = 0  # the pass that is begun as it was before, 0 for none
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
         self.seed = seed
@@ -271,7 +272,9 @@ class BatchSource:
             read = self._read_sized(numbered, start)
             return _to_the_end(read, numbered) if self.inner and self.length == self.full_length else read
         if self._looks_ahead:
-            return self._read_unsized(numbered)
+            if start and self._ahead_from:
+                restore(self._ahead_from)
+            return self._read_unsized(self._noting(numbered))
         return as_told(numbered, self._cut(), self.length - 1, start - 1)
 
     def _numbered(self, opened: Iterable[Any], start: int, placed: bool | None = None) -> Numbered:
@@ -312,10 +315,13 @@ class BatchSource:
             state |= {} if place is None else {"loader": place}
         if batches and self.natural and self.at_once:
             state["begun_again"] = [(one._pass, one._drawn_from) if one._pass > 1 else (0, []) for one in self.at_once]
+        if batches and self.natural and self._looks_ahead:
+            state["ahead_from"] = self._ahead_from
         return {**state, "drawn_from": self._drawn_from} if self.natural else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._resumed_from = state.get("drawn_from", [])
+        self._ahead_from = state.get("ahead_from", [])
         for one, begun in zip(self.at_once, state.get("begun_again", []), strict=False):
             one._resumed_in, one._resumed_from = begun
         if self._places is not None and "loader" in state:
@@ -427,6 +433,15 @@ class BatchSource:
 
     def _read_sized(self, numbered: Numbered, start: int) -> Iterator[MicroBatch]:
         return sized(numbered, self._cut(), int(self.length) - 1, start, self.epoch)
+
+    def _noting(self, numbered: Numbered) -> Numbered:
+        """A checkpoint is made when the batch after it has been read: a run that goes on reads that one again."""
+        while True:
+            self._ahead_from = states()
+            item = next(numbered, None)
+            if item is None:
+                return
+            yield item
 
     def _read_unsized(self, numbered: Numbered) -> Iterator[MicroBatch]:
         return one_ahead(numbered, next(numbered, None), self._cut(), self.length - 1)

@@ -1,14 +1,16 @@
-"""A run goes on within an epoch in which the shorter of several training loaders has begun again."""
+"""A run goes on within an epoch in which the shorter of several training loaders has begun again, or with a stream
+whose next batch had been read, and drawn, before the checkpoint was made."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import drivetrain.lightning as L
 from tests.runs import QUIET
@@ -47,6 +49,10 @@ def fit(seed: int, *callbacks: L.Callback, ckpt_path: Path | None = None) -> Rea
         "long": DataLoader(torch.arange(BATCHES * 2), batch_size=2, shuffle=True),
         "short": DataLoader(torch.arange(7), batch_size=4, shuffle=True),
     }
+    return _train(module, loaders, callbacks, ckpt_path)
+
+
+def _train(module: Reads, loaders: Any, callbacks: tuple[L.Callback, ...], ckpt_path: Path | None) -> Reads:
     options = {**QUIET, "strategy": "auto", "devices": 1, "max_epochs": EPOCHS}
     L.Trainer(callbacks=list(callbacks), **options).fit(module, loaders, ckpt_path=ckpt_path)
     return module
@@ -58,5 +64,23 @@ def test_the_batches_of_the_undisturbed_run(seed: int, tmp_path: Path) -> None:
     assert len(whole.read) == BATCHES * EPOCHS
     for step in range(1, BATCHES * EPOCHS):
         resumed = fit(seed, ckpt_path=tmp_path / f"{step}.ckpt")
+        assert resumed.read == whole.read[step:], step
+        assert torch.equal(resumed.weight, whole.weight), step
+
+
+class Drawn(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(BATCHES * 2):
+            yield torch.rand(1)
+
+
+def test_a_stream_that_draws_what_it_gives(tmp_path: Path) -> None:
+    def stream(*callbacks: L.Callback, ckpt_path: Path | None = None) -> Reads:
+        torch.manual_seed(1)
+        return _train(Reads(), {"stream": DataLoader(Drawn(), batch_size=2)}, callbacks, ckpt_path)
+
+    whole = stream(Save(tmp_path))
+    for step in range(1, BATCHES * EPOCHS):
+        resumed = stream(ckpt_path=tmp_path / f"{step}.ckpt")
         assert resumed.read == whole.read[step:], step
         assert torch.equal(resumed.weight, whole.weight), step
