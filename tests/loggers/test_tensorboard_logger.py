@@ -85,6 +85,20 @@ def test_hparams_tab_shows_the_final_metric(tmp_path: Path, status: str, shown: 
     assert written == {"model": {"dropout": 0.25}, "strategy": "ring", "nested": [1, 2]}
 
 
+def test_the_end_is_marked_once_however_often_it_is_told(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path, name=None, version="run", default_hp_metric=False)
+    logger.log_hyperparams({"lr": 1})
+    logger.log_metrics({"loss": 1.0}, step=1)
+    logger.finalize("completed")
+    logger.finalize("completed")  # by a script after fit, by a stage that logged nothing
+    logger.save()
+    assert len(list(Path(logger.log_dir).glob("events*"))) == 1
+    logger.log_metrics({"loss": 0.5}, step=2)
+    logger.finalize("completed")
+    assert len(list(Path(logger.log_dir).glob("events*"))) == 2
+    assert hparams_tab(tmp_path) == [({"lr": 1.0}, {"loss": 0.5}, api_pb2.Status.Value("STATUS_SUCCESS"))]
+
+
 def test_hparams_with_metrics_given_and_the_default_one(tmp_path: Path) -> None:
     given = TensorBoardLogger(tmp_path, version="given")
     given.log_hyperparams({"lr": 1}, {"score": 2.0})

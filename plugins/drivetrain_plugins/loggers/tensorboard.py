@@ -125,8 +125,12 @@ class TensorBoardLogger(VersionedLogger):
 
     @first_worker_only
     def finalize(self, status: str) -> None:
-        """Mark the end of the session and close the writer; a later write opens another file in the same folder."""
-        if self._session is not None:
+        """Mark the end of the session and close the writer; a later write opens another file in the same folder.
+
+        Where nothing was written since the last time, the end is marked already and no file is opened for it.
+        """
+        closed = self._writer is not None and self._writer.file_writer is None
+        if self._session is not None and not closed:
             _, _, end = _hparams_summaries(self._session, failed=status in ("failed", "interrupted"))
             self._add_summary(end)
         super().finalize(status)
