@@ -12,6 +12,8 @@ from drivetrain.lightning import deep_names
 from drivetrain.lightning import saving as saving
 from drivetrain.lightning.utilities import LRSchedulerTypeTuple as LRSchedulerTypeTuple
 from drivetrain.module import TrainModule as LightningModule
+from drivetrain.module_hooks import CheckpointHooks as CheckpointHooks
+from drivetrain.module_hooks import ModelHooks as ModelHooks
 from drivetrain.optimizer import TrainOptimizer as LightningOptimizer
 
 __all__ = ["DataHooks", "HyperparametersMixin", "LightningDataModule", "LightningModule", "LightningOptimizer"]

@@ -67,10 +67,6 @@ NAMES = {
         ),
         "override RichProgressBar.configure_columns with columns of rich's own",
     ),
-    "core": dict.fromkeys(
-        ("CheckpointHooks", "ModelHooks"),
-        "derive from LightningModule, LightningDataModule or Callback, which have them",
-    ),
     "saving": {"CHECKPOINT_PAST_HPARAMS_KEYS": _HPARAMS},
     "demos": dict.fromkeys(
         (
@@ -129,8 +125,6 @@ NAMES = {
         "CollectibleGroup": "annotate with torch.distributed.ProcessGroup",
         "SpikeDetection": f"{_FABRIC}; the callback is callbacks.SpikeDetection",
         "ThroughputMonitor": f"{_FABRIC}; the callback is callbacks.ThroughputMonitor",
-        "convert_zero_checkpoint_to_fp32_state_dict": "a checkpoint is one file under every strategy, whose"
-        " 'state_dict' holds the whole weights: torch.load it",
         "get_available_flops": "give Throughput(available_flops=...), from the maker's data sheet",
         "ds_checkpoint_dir": "a checkpoint is one file under every strategy: name that",
         "main": f"{_LEGACY}upgrade_checkpoint FILE",

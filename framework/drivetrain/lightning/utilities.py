@@ -48,6 +48,9 @@ from drivetrain.lightning.compiled import to_uncompiled as to_uncompiled
 from drivetrain.lightning.conversions import CONVERSION_DTYPES as CONVERSION_DTYPES
 from drivetrain.lightning.conversions import convert_tensors_to_scalars as convert_tensors_to_scalars
 from drivetrain.lightning.conversions import convert_to_tensors as convert_to_tensors
+from drivetrain.lightning.fp32_weights import (
+    convert_zero_checkpoint_to_fp32_state_dict as convert_zero_checkpoint_to_fp32_state_dict,
+)
 from drivetrain.lightning.lengths import has_iterable_dataset as has_iterable_dataset
 from drivetrain.lightning.lengths import has_len as has_len
 from drivetrain.lightning.lengths import has_len_all_ranks as has_len_all_ranks
