@@ -183,7 +183,8 @@ def _sweep(command: Command) -> int:
     with session(command.args.config_dir):
         for overrides in probes(command.overrides):
             config = composed(overrides, command.config_name)
-    objective.refuse_aimless(config.get("objective"), str(config.hydra.runtime.choices.get("hydra/sweeper")))
+    sweeper = str(config.hydra.runtime.choices.get("hydra/sweeper"))
+    objective.refuse_aimless(config.get("objective"), sweeper, config.get("task"))
     check_writable(Path(config.hydra.sweep.dir).absolute())
     with temporary_folder("sweep") as command.elsewhere:
         try:

@@ -76,6 +76,28 @@ def test_what_is_no_name_is_refused(wrong: object) -> None:
         objective.names(wrong)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["objective=3"], "must be the name of a metric, or a list of names"),
+        (["objective=val/loss", "task=predict"], "task=predict logs none"),
+    ],
+)
+def test_what_no_job_could_return_is_refused_before_the_first(
+    tiny: list[str], words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tiny, "strategy=single", "seed=1,2", "hydra.sweep.dir=all", *words]
+    assert app.run(["-m", *words]) == ConfigurationError.exit_code
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith("error: objective=") and said in told
+    assert not Path("all").exists()
+
+
+def test_a_sweep_of_one_job_says_so(tiny: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["-m", *tiny, "strategy=single", "hydra.sweep.dir=all"]) == 0
+    assert "1 job\n" in "\n".join(line.strip() for line in capfd.readouterr().out.splitlines())
+
+
 def test_a_mode_that_is_a_sweep_needs_no_m(tiny: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     words = [*tiny, "strategy=single", "hydra.sweep.dir=all", "seed=1,2"]
     assert app.run([*words, "hydra.mode=MULTIRUN"]) == 0

@@ -24,9 +24,15 @@ def names(objective: Any) -> list[str]:
     return listed
 
 
-def refuse_aimless(objective: Any, sweeper: str) -> None:
-    """Raise :class:`ConfigurationError` where ``sweeper`` wants a number of each job and would get none."""
-    if sweeper in OPTIMIZERS and not names(objective):
+def refuse_aimless(objective: Any, sweeper: str, task: Any) -> None:
+    """Raise :class:`ConfigurationError` where ``sweeper`` wants a number of each job and would get none, or a job is
+    asked for one that its ``task`` has not."""
+    named = names(objective)
+    if named and task == "predict":
+        raise ConfigurationError(
+            f"objective={objective} names a metric, and task=predict logs none: leave it, or take task=validate"
+        )
+    if sweeper in OPTIMIZERS and not named:
         raise ConfigurationError(
             f"hydra/sweeper={sweeper} looks for the best of a number that each job returns: name the metric with"
             " objective=NAME, for example objective=val/loss"

@@ -89,7 +89,7 @@ def _jobs(outcomes: Sequence[Outcome]) -> Table:
     names = sorted({name for one in outcomes for name in one.record.get("metrics", {}) if name.startswith(_FINAL)})
     # An override that all jobs share tells them apart no more than its absence.
     shared = set.intersection(*(set(one.overrides) for one in outcomes)) if len(outcomes) > 1 else set()
-    table = Table(title=f"{len(outcomes)} jobs")
+    table = Table(title="1 job" if len(outcomes) == 1 else f"{len(outcomes)} jobs")
     table.add_column("job", justify="right")
     table.add_column("overrides", overflow="fold")
     table.add_column("status", no_wrap=True)
