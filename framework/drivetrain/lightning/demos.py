@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from drivetrain.data import DataModule
 from drivetrain.lightning import deep_names
@@ -92,15 +92,24 @@ class BoringModel(TrainModule):
 
 
 class BoringDataModule(DataModule):
-    """Random rows for every stage."""
+    """Random rows, others for every stage."""
 
     def setup(self, stage: str) -> None:
-        self.random_full = RandomDataset(32, 64)
+        self.random_full = RandomDataset(32, 64 * 4)
+        parts = [Subset(self.random_full, range(64 * index, 64 * (index + 1))) for index in range(4)]
+        self.random_train, self.random_val, self.random_test, self.random_predict = parts
 
     def train_dataloader(self) -> Any:
-        return DataLoader(self.random_full)
+        return DataLoader(self.random_train)
 
-    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.random_val)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.random_test)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(self.random_predict)
 
 
 class BoringDataModuleNoLen(DataModule):
