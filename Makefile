@@ -55,7 +55,7 @@ $(VENV)/.train-ready: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml constraints.txt
-	$(call set_up,zero$(comma)recipes$(comma)bench$(comma)test)
+	$(call set_up,zero$(comma)recipes$(comma)bench$(comma)cli$(comma)test)
 	@touch $(VENV)/.train-ready $@
 
 comma := ,

@@ -14,6 +14,7 @@ from torch import nn
 
 from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.given_hyperparameters import given_to
 
 
 class HyperparametersMixin:
@@ -43,7 +44,9 @@ class HyperparametersMixin:
         """
         frame = frame or (f.f_back if (f := inspect.currentframe()) else None)
         ignored = {ignore} if isinstance(ignore, str) else set(ignore or ())
-        given = _init_arguments(self, frame)
+        given = given_to(self)
+        if given is None:
+            given = _init_arguments(self, frame)
         if not args:
             chosen: dict[str, Any] = given
         elif len(args) == 1 and not isinstance(args[0], str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import inspect
 import os
@@ -20,6 +21,11 @@ from drivetrain.module import TrainModule
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
 
+# What a checkpoint of a module that a command line made is made with anew, under whatever name it was saved.
+_INSTANTIATORS = {
+    f"{package}.cli.instantiate_module"
+    for package in ("lightning.pytorch", "pytorch_lightning", "drivetrain.lightning")
+}
 Source = str | os.PathLike[str] | IO[bytes]
 
 
@@ -113,6 +119,8 @@ def _arguments(
     name = content.get(name_key)
     if isinstance(name, str) and name in accepted and accepted[name].kind is not inspect.Parameter.VAR_KEYWORD:
         saved = {name: kept_hyperparameters.nested({**saved, **overrides})}
+    if saved.get("_instantiator") in _INSTANTIATORS:
+        return {**saved, **{k: v for k, v in overrides.items() if k in accepted or "_class_path" in saved}}
     arguments = {k: v for k, v in {**saved, **overrides}.items() if k not in ("_instantiator", "_class_path")}
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         arguments = {k: v for k, v in arguments.items() if k in accepted}
@@ -134,8 +142,12 @@ def _arguments(
 
 def _build(cls: Any, source: Source, arguments: dict[str, Any]) -> Any:
     try:
+        if "_instantiator" in arguments:
+            from drivetrain.lightning.cli.instantiation import instantiate_module
+
+            return instantiate_module(cls, arguments)
         return cls(**arguments)
-    except TypeError as error:
+    except (TypeError, argparse.ArgumentError) as error:
         raise CheckpointError(
             f"{cls.__name__} cannot be built from the hyper-parameters in {source} ({error}): call"
             " save_hyperparameters() in its __init__, or give the missing arguments to load_from_checkpoint."

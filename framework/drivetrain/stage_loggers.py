@@ -40,6 +40,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
     params: dict[str, Any] = {}
     for owner in owners if trainer.loggers else []:
         for name, value in owner.hparams_initial.items():
+            if name == "_class_path":  # of which class a command line made the owner
+                continue
             if name in params and not _same(params[name], value):
                 raise ConflictError(
                     f"the hyper-parameter {name!r} is {params[name]!r} in {type(trainer.lightning_module).__name__} and"

@@ -484,28 +484,3 @@ def a_projects_own_progress_bar(L: Any, folder: Path) -> Any:
     options = {"enable_progress_bar": True, "callbacks": Bar(), "limit_train_batches": 2}
     trainer_of(L, **options).fit(module_of(L), loader(), loader(8))
     return shown
-
-
-def test_a_package_that_has_a_command_line_of_its_own_beside_its_models() -> None:
-    """As torch-uncertainty and Lightning-UQ-Box: its modules are imported with it, and nobody asks for it."""
-    from drivetrain.lightning.cli import (
-        ArgsType,
-        LightningCLI,
-        OptimizerCallable,
-        SaveConfigCallback,
-        instantiate_class,
-    )
-
-    class Saving(SaveConfigCallback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            raise AssertionError(stage)
-
-    class CommandLine(LightningCLI):
-        def __init__(self, args: ArgsType = None, optimizer: OptimizerCallable = torch.optim.Adam) -> None:
-            super().__init__(save_config_callback=Saving, args=args)
-
-    for made in (CommandLine, lambda: Saving(None, None)):
-        with pytest.raises(ValueError, match="not offered: build the Trainer in the script"):
-            made()
-    optimizer = instantiate_class(net().parameters(), {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.5}})
-    assert (type(optimizer), optimizer.defaults["lr"]) == (torch.optim.SGD, 0.5)

@@ -67,7 +67,7 @@ def clone(tmp_path: Path) -> Clone:
 
 
 TRAIN_INSTALL = "-m pip install --quiet --quiet -e .[zero,recipes]"
-TEST_INSTALL = "-m pip install --quiet --quiet -e .[zero,recipes,bench,test]"
+TEST_INSTALL = "-m pip install --quiet --quiet -e .[zero,recipes,bench,cli,test]"
 
 
 def test_train_sets_up_once_and_passes_the_arguments(clone: Clone) -> None:

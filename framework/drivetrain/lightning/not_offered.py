@@ -51,10 +51,6 @@ NAMES = {
         "get_device_stats": _MPS,
         "get_nvidia_gpu_stats": "use DeviceStatsMonitor, or torch.cuda.memory_stats",
     },
-    "cli": dict.fromkeys(
-        ("LightningArgumentParser", "LightningCLI", "SaveConfigCallback", "instantiate_module"),
-        "build the Trainer in the script, or configure it with Hydra (python -m drivetrain new)",
-    ),
     "callbacks": dict.fromkeys(
         (
             "BatchesProcessedColumn",

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -26,7 +26,7 @@ from drivetrain.lightning import deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.connectors import _AcceleratorConnector
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
-from drivetrain.lightning.plugins import environment_of, meant_by
+from drivetrain.lightning.plugins import CheckpointIO, ClusterEnvironment, environment_of, meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
@@ -35,10 +35,12 @@ from drivetrain.loops.names import LoopToCome
 from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
+from drivetrain.profiler import Profiler
 from drivetrain.request import Request
 
 __path__: list[str] = []
 _PREFIX = "PL_TRAINER_"
+Plugin = Precision | CheckpointIO | ClusterEnvironment
 
 
 def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
@@ -90,7 +92,7 @@ class Trainer(drivetrain.trainer.Trainer):
         strategy: str | Asked | dict[str, Any] | Declaration = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
-        precision: str | int | Precision | None = None,
+        precision: Literal[64, 32, 16] | str | int | Precision | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
@@ -118,10 +120,10 @@ class Trainer(drivetrain.trainer.Trainer):
         benchmark: bool | None = None,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
-        profiler: Any = None,
+        profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: Any = None,
+        plugins: Plugin | list[Plugin] | None = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
         default_root_dir: str | Path | None = None,

@@ -1,58 +1,52 @@
-"""What packages import beside their models of Lightning's command line: its annotations, and classes to derive from.
+"""Lightning's command line over drivetrain's parts: ``LightningCLI(Model, Data)`` makes a script configurable.
 
-There is no such command line here: an object of its classes is refused where it is made, as without the package that
-Lightning needs for it.
+The parsing is jsonargparse's, as in Lightning. It is imported when a command line or its parser is made; without it
+the names can be imported, annotated with and derived from.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
-from drivetrain.callback import Callback
 from drivetrain.lightning import deep_names
-from drivetrain.lightning.refused_classes import refused
+from drivetrain.lightning.cli.command_line import LightningCLI as LightningCLI
+from drivetrain.lightning.cli.instantiation import ModuleType as ModuleType
+from drivetrain.lightning.cli.instantiation import instantiate_class as instantiate_class
+from drivetrain.lightning.cli.instantiation import instantiate_module as instantiate_module
+from drivetrain.lightning.cli.package import absent_parser
+from drivetrain.lightning.cli.save_config import SaveConfigCallback as SaveConfigCallback
+from drivetrain.lightning.cli.types import (
+    ArgsType as ArgsType,
+)
+from drivetrain.lightning.cli.types import (
+    LRSchedulerCallable as LRSchedulerCallable,
+)
+from drivetrain.lightning.cli.types import (
+    LRSchedulerType as LRSchedulerType,
+)
+from drivetrain.lightning.cli.types import (
+    LRSchedulerTypeTuple as LRSchedulerTypeTuple,
+)
+from drivetrain.lightning.cli.types import (
+    LRSchedulerTypeUnion as LRSchedulerTypeUnion,
+)
+from drivetrain.lightning.cli.types import (
+    OptimizerCallable as OptimizerCallable,
+)
+from drivetrain.lightning.cli.types import (
+    ReduceLROnPlateau as ReduceLROnPlateau,
+)
 
-__path__: list[str] = []
-
-ModuleType = TypeVar("ModuleType")
-
-
-class ReduceLROnPlateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
-    """torch's, with the name of the metric that it reads in ``monitor``."""
-
-    def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
-        super().__init__(optimizer, *args, **kwargs)
-        self.monitor = monitor
+if TYPE_CHECKING:
+    from drivetrain.lightning.cli.parser import LightningArgumentParser as LightningArgumentParser
 
 
-LRSchedulerTypeTuple = (LRScheduler, ReduceLROnPlateau)
-LRSchedulerTypeUnion = LRScheduler | ReduceLROnPlateau
-LRSchedulerType = type[LRScheduler] | type[ReduceLROnPlateau]
-ArgsType = list[str] | dict[str, Any] | None
-OptimizerCallable = Callable[[Iterable[Any]], Optimizer]
-LRSchedulerCallable = Callable[[Optimizer], LRScheduler | ReduceLROnPlateau]
-
-LightningArgumentParser = refused("cli", "LightningArgumentParser", object)
-LightningCLI = refused("cli", "LightningCLI", object)
-SaveConfigCallback = refused("cli", "SaveConfigCallback", Callback)
-
-
-def instantiate_class(args: Any | tuple[Any, ...], init: dict[str, Any]) -> Any:
-    """An object of the class that ``init["class_path"]`` names.
-
-    Args:
-        args: what it is given by position: a tuple, or the one argument.
-        init: ``class_path``, and in ``init_args`` what it is given by name.
-    """
-    module, _, name = init["class_path"].rpartition(".")
-    positional = args if isinstance(args, tuple) else (args,)
-    return getattr(importlib.import_module(module), name)(*positional, **init.get("init_args", {}))
+def __getattr__(name: str) -> Any:
+    if name == "LightningArgumentParser":  # derives from a class of jsonargparse
+        found = absent_parser()
+        return importlib.import_module(f"{__name__}.parser").LightningArgumentParser if found is None else found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 deep_names.name_below(__name__)

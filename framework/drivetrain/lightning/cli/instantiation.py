@@ -1,0 +1,89 @@
+"""Objects made of ``class_path`` and ``init_args``, and modules that remember what they were made of."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from drivetrain.given_hyperparameters import given
+from drivetrain.lightning.cli import class_paths
+from drivetrain.lightning.cli.package import require
+
+ModuleType = TypeVar("ModuleType")
+INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # so that either library reads the other's checkpoints
+
+
+def instantiate_class(args: Any | tuple[Any, ...], init: Mapping[str, Any]) -> Any:
+    """An object of the class that ``init["class_path"]`` names.
+
+    Args:
+        args: what it is given by position: a tuple, or the one argument.
+        init: ``class_path``, and in ``init_args`` what it is given by name.
+    """
+    module, _, name = class_paths.ours(init["class_path"]).rpartition(".")
+    positional = args if isinstance(args, tuple) else (args,)
+    return getattr(importlib.import_module(module), name)(*positional, **init.get("init_args", {}))
+
+
+def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
+    """An object of ``class_type``, or of the class below it that ``config["_class_path"]`` names, with objects made of
+    what is nested in it: what a checkpoint's ``hyper_parameters`` hold of a module that a command line made.
+
+    Raises:
+        argparse.ArgumentError: ``config`` does not fit the class.
+        MissingPackageError: jsonargparse is not installed.
+    """
+    require("A checkpoint of a module that LightningCLI made")
+    from drivetrain.lightning.cli.parser import LightningArgumentParser
+
+    parser = LightningArgumentParser(exit_on_error=False)
+    values: dict[str, Any] = {
+        name: value for name, value in config.items() if name not in ("_class_path", "_instantiator")
+    }
+    if "_class_path" in config:
+        parser.add_subclass_arguments(class_type, "module", fail_untyped=False)
+        values = {"class_path": config["_class_path"], "init_args": values}
+    else:
+        parser.add_class_arguments(class_type, "module", fail_untyped=False)
+    return parser.instantiate(parser.parse_object({"module": values})).module
+
+
+def remembering(key: str, configuration: Callable[[], Any]) -> Callable[..., Any]:
+    """An instantiator for jsonargparse: objects save, as hyper-parameters, how they were configured.
+
+    Args:
+        key: argument of the command line that the object is.
+        configuration: gives what it was configured with, as plain values.
+    """
+
+    def make(class_type: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any) -> Any:
+        found = configuration()
+        configured: dict[str, Any] = copy.deepcopy(found) if isinstance(found, dict) else {}
+        for target, value in applied_instantiation_links.items():
+            head, _, path = target.partition(f"{key}.")
+            if path and not head.strip("."):
+                _put(configured, path.split("."), value)
+        if "class_path" in configured:
+            if configured["class_path"] not in _paths(class_type):  # one that is nested in it
+                return class_type(*args, **kwargs)
+            inner = {**(configured.get("init_args") or {}), **(configured.get("dict_kwargs") or {})}
+            configured = {"_class_path": configured["class_path"], **inner}
+        with given(class_type, {**configured, "_instantiator": INSTANTIATOR}):
+            return class_type(*args, **kwargs)
+
+    return make
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        inner = values.get(name)
+        values[name] = values = inner if isinstance(inner, dict) else {}
+    values[path[-1]] = value
+
+
+def _paths(kind: type) -> set[str]:
+    """The paths that lead to ``kind``: each package above its module may have its name as well."""
+    parts = [*kind.__module__.split("."), kind.__qualname__]
+    return {".".join([*parts[:count], kind.__qualname__]) for count in range(1, len(parts))}
