@@ -9,6 +9,7 @@ from typing import IO, Any, Self, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from drivetrain import late_setup
 from drivetrain.class_only import class_only
 from drivetrain.data_hooks import DataHooks
 from drivetrain.data_partition import DataPartitioner
@@ -34,6 +35,17 @@ class DataModule(HyperparametersMixin, DataHooks):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "trainer": None}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.endswith("_dataloader") and late_setup.owes(self):
+            late_setup.pay(self)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and late_setup.owes(self):
+            late_setup.pay(self)
+            return getattr(self, name)
+        return object.__getattribute__(self, name)  # says what is missing, also where it is asked for in a property
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -18,7 +18,7 @@ import torch
 from lightning_utilities.core.overrides import is_overridden
 from torch.nn.parameter import is_lazy
 
-from drivetrain import left_state
+from drivetrain import late_setup, left_state
 from drivetrain.callback import state_name
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.checkpoint.convert import plain_tensor
@@ -26,6 +26,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.launch import Job, launch
 from drivetrain.launch.temporary import temporary_folder
 from drivetrain.module import TrainModule
+from drivetrain.request import LOADER_OF
 from drivetrain.states import TrainerFn
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
             if trainer.return_weights
             else {},
             "flags": {key: value for key, value in _flags(module).items() if flags.get(key) != value},
+            "before_setup": None if request.datamodule is None else to_safe({**trainer.before_setup, "cuda": []}),
             "result": to_safe(result),
             "loggers": [logger.version for logger in trainer.loggers],
             "callbacks": _callback_states(trainer),
@@ -182,6 +184,11 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     module = request.module
     trainer.lightning_module, trainer.datamodule, trainer.stage = module, request.datamodule, request.stage
     module.trainer = trainer
+    for which in ("train", "val") if request.stage == "fit" else (LOADER_OF[request.stage],):
+        trainer._given.pop(which, None)
+        trainer._read_elsewhere[which] = request
+    if request.datamodule is not None:
+        late_setup.owe(request.datamodule, _told(trainer, request), from_safe(state["before_setup"]))
     if state["weights"]:
         _take_weights(trainer, request, state["weights"])
     _take_flags(module, state["flags"])
@@ -231,10 +238,9 @@ def _take_weights(trainer: Trainer, request: Request, weights: dict[str, torch.T
     if _unlike(module, weights):
         with rng.kept():
             if is_overridden("setup", module, TrainModule):
-                told = TrainerFn(request.stage) if trainer.meanings.stages == "enum" else request.stage
-                for owner in (request.datamodule, module):  # which one may ask the other
-                    if owner is not None:
-                        owner.setup(stage=told)
+                if request.datamodule is not None:  # which the module may ask
+                    late_setup.pay(request.datamodule)
+                module.setup(stage=_told(trainer, request))
             module.configure_model()
     trainer.precision_plugin.convert_module(module)  # as training in this process would have left it
     unlike = _unlike(module, weights)
@@ -245,6 +251,11 @@ def _take_weights(trainer: Trainer, request: Request, weights: dict[str, torch.T
             stacklevel=2,
         )
     module.load_state_dict({name: value for name, value in weights.items() if name not in unlike}, strict=False)
+
+
+def _told(trainer: Trainer, request: Request) -> Any:
+    """The stage as hooks are told it."""
+    return TrainerFn(request.stage) if trainer.meanings.stages == "enum" else request.stage
 
 
 def _unlike(module: TrainModule, weights: dict[str, torch.Tensor]) -> list[str]:

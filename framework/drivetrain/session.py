@@ -143,6 +143,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
     if request.datamodule is not None:
         request.datamodule.trainer = trainer
     trainer.stage = request.stage
+    trainer._read_elsewhere = {}
     trainer.training, trainer.predicting = request.stage == "fit", request.stage == "predict"
     trainer.evaluating = request.stage in ("validate", "test")
     trainer.request = request
@@ -150,7 +151,8 @@ def _attach(trainer: Trainer, request: Request) -> None:
         if trainer.loop is not None:  # what is shown until this fit asks for its data
             trainer._counted |= {"train": trainer.num_training_batches, "val": trainer.num_val_batches}
         trainer.loop = trainer.train_source = trainer.validation = None
-        trainer._given.pop("val", None)
+        for which in ("train", "val"):
+            trainer._given.pop(which, None)
     stage_loggers.agree_on_versions(trainer)
     if request.stage != "fit":  # those of configure_callbacks are made anew, and know nothing of the fit
         request.ckpt_path = resumption.named(trainer, request.ckpt_path)
@@ -173,6 +175,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     if trainer.meanings.opens_loggers:
         stage_loggers.open_experiments(trainer)
     if request.datamodule is not None:
+        trainer.before_setup = rng.capture()
         request.datamodule.setup(stage=told)
     hooks.of_callbacks("setup", stage=told)
     module.setup(stage=told)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import worker_seeds
+from drivetrain.checkpoint import rng
 from drivetrain.combined_source import evaluation_sources, shown, training_source
 from drivetrain.data_hooks import DataHooks
 from drivetrain.errors import ConfigurationError, PossibleUserWarning
@@ -34,6 +35,16 @@ def loader_of(request: Request, which: str) -> Any:
                 if found is not None:  # which says that there is no such data
                     return found
     return None
+
+
+def seen_here(request: Request, which: str) -> Any:
+    """What workers read, as it is made in the caller's process; None where the module makes it of its ``setup``, which
+    ran in the workers."""
+    made = loader_of(request, which)
+    if getattr(made, "__self__", None) is request.module and is_overridden("setup", request.module, TrainModule):
+        return None
+    with rng.kept():
+        return made() if callable(made) and not hasattr(made, "__iter__") else made
 
 
 def sources(trainer: Trainer, request: Request, which: str) -> list[BatchSource]:

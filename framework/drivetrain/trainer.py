@@ -14,7 +14,7 @@ import torch._dynamo  # every optimizer imports it at its first use; before a fo
 from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch.distributed.tensor import DTensor
 
-from drivetrain import handover, session, snapshot
+from drivetrain import handover, late_setup, session, snapshot
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
@@ -209,6 +209,7 @@ class Trainer(TrainerState):
     def _run_stage(self, request: Request) -> Any:
         self._terminated = False
         request.module = uncompiled(request.module)
+        owed = late_setup.put_by(request.datamodule)
         check(self, request)
         if request.stage == "fit":
             self.should_stop, self.stop_wish = False, None
@@ -218,7 +219,10 @@ class Trainer(TrainerState):
             if fit is not None:
                 self._adopted = fit.counters()
         if self.job is None and self.world_size > 1:
-            return handover.in_workers(self, request)
+            try:
+                return handover.in_workers(self, request)
+            finally:
+                late_setup.put_back(request.datamodule, owed)
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)
         result = in_one_chunk(session.run, self, request, self.job or alone)
         if request.stage == "predict":
@@ -326,7 +330,7 @@ class Trainer(TrainerState):
         for name in ("hooks", "metrics", "loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = fresh["left_state"] = None
-        fresh["lr_scheduler_configs"], fresh["_given"] = [], {}
+        fresh["lr_scheduler_configs"], fresh["_given"], fresh["_read_elsewhere"] = [], {}, {}
         fresh["predict_sources"], fresh["test_sources"] = [], []
         return fresh
 

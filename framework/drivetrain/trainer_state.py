@@ -59,7 +59,9 @@ class TrainerState(Configuration):
         self.test_sources: list[BatchSource] = []
         self.instruments: Instruments | None = None
         self.predict_loop: PredictLoop = None  # type: ignore[assignment]
+        self.before_setup: dict[str, Any] = {}  # the random generators' states, before the data module's ``setup``
         self._given: dict[str, Any] = {}  # evaluation loaders as they were given
+        self._read_elsewhere: dict[str, Request] = {}  # which data workers read, and what they were asked
         self.validation: EvaluateLoop | None = None
         self.evaluation: EvaluateLoop | None = None
         self.val_check_batch: int | float = float("inf")
@@ -316,7 +318,7 @@ class TrainerState(Configuration):
     def train_dataloader(self) -> Any:
         """What the module, data module or caller gave to train on, or as it is dealt out to this rank: a loader, or
         several in their nesting."""
-        return None if self.train_source is None else self.train_source.given
+        return self._given_of("train") if self.train_source is None else self.train_source.given
 
     @property
     def val_dataloaders(self) -> Any:
@@ -331,8 +333,10 @@ class TrainerState(Configuration):
         return self._given_of("predict")
 
     def _given_of(self, which: str) -> Any:
-        """Evaluation loaders as the project gave them, or as they are dealt out to this rank; of a CombinedLoader what
-        it was made of."""
+        """Loaders as the project gave them, or as they are dealt out to this rank; of a CombinedLoader what it was made
+        of. Those that workers read are asked for in this process when somebody wants to see them."""
+        if which not in self._given and which in self._read_elsewhere:
+            self._given[which] = stage_data.seen_here(self._read_elsewhere[which], which)
         return self._given.get(which)
 
     @property
