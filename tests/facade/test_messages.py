@@ -61,6 +61,38 @@ def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) ->
     assert [line.lower() for line in lines[2:]] in (["seed set to 3"], ["root: seed set to 3"])
 
 
+SET_UP = """
+import logging
+{before}
+from {library}.callbacks import EarlyStopping
+from {library}.utilities import rank_zero_info
+
+logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")
+rank_zero_info("of the library")
+logging.getLogger(EarlyStopping.__module__).info("of a callback")
+logging.getLogger("of.the.project").info("of the project")
+"""
+BEFORE = 'logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")'
+
+
+@pytest.mark.parametrize("before", ["", BEFORE], ids=["after", "before"])
+def test_logging_that_is_set_up_after_the_import_takes_no_messages(before: str, tmp_path: Path) -> None:
+    """Hydra sets the root logger up within a script, whose imports are done by then."""
+
+    def told(library: str) -> tuple[list[str], list[str]]:  # on standard error, and in the project's file
+        folder = tmp_path / library
+        folder.mkdir()
+        script = folder / "script.py"
+        script.write_text(SET_UP.format(library=library, before=before))
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=folder)
+        return done.stderr.splitlines(), (folder / "file").read_text().splitlines()
+
+    both = ["of the library", "of a callback"]
+    (shown, ours_kept), (_, theirs_kept) = told("drivetrain.lightning"), told("lightning.pytorch")
+    assert ours_kept == theirs_kept == ([*both, "of the project"] if before else ["of the project"])
+    assert shown == ([] if before else both)
+
+
 REPORTS = """
 import torch
 import {library} as L

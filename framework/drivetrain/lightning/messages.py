@@ -12,18 +12,20 @@ log = logging.getLogger("drivetrain.lightning")
 
 
 class _StandardError(logging.Handler):
-    """Writes to the standard error of the moment; nothing where the root logger has handlers, which get it as well."""
+    """Writes to the standard error of the moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
-            sys.stderr.write(self.format(record) + "\n")  # at once: another worker may write, too
+        sys.stderr.write(self.format(record) + "\n")  # at once: another worker may write, too
 
 
-# What callbacks report (verbose=True) is under the plugins' name.
+# What callbacks report (verbose=True) is under the plugins' name. Who takes the messages is settled here, as at
+# Lightning's import: the root logger's handlers where it has some by now; those that a script or Hydra gives it later
+# get none.
 for each in (log, logging.getLogger("drivetrain_plugins")):
-    if not each.handlers:
+    each.setLevel(logging.INFO)
+    if not logging.getLogger().hasHandlers():
         each.addHandler(_StandardError())
-        each.setLevel(logging.INFO)
+        each.propagate = False
 
 
 @rank_zero_only
