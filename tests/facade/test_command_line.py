@@ -19,6 +19,7 @@ from drivetrain.lightning.cli.class_paths import as_offered, ours, ours_in_argum
 from drivetrain.lightning.demos.boring_classes import BoringDataModule, BoringModel
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
+PLUGINS = "drivetrain_plugins.loggers"
 QUIET += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
@@ -109,7 +110,9 @@ def test_an_object_of_a_class_path() -> None:
         ("my.lightning.pytorch.callbacks", "my.lightning.pytorch.callbacks"),
         ("lightning.pytorch", "lightning.pytorch"),
         ({"name": "CSVLogger"}, {"name": "CSVLogger"}),
-        ({"logger": "CSVLogger"}, {"logger": "drivetrain_plugins.loggers.lightning.CSVLogger"}),
+        ({"logger": "CSVLogger"}, {"logger": f"{PLUGINS}.lightning.CSVLogger"}),
+        ({"trainer.logger": ["CSVLogger"]}, {"trainer.logger": [f"{PLUGINS}.lightning.CSVLogger"]}),
+        ({"logger": {"class_path": "CSVLogger"}}, {"logger": {"class_path": f"{PLUGINS}.lightning.CSVLogger"}}),
         ({"logger": False, "callbacks": None}, {"logger": False, "callbacks": None}),
     ],
 )

@@ -118,10 +118,33 @@ class ParallelStrategy(Asked):
 class DDPStrategy(Asked):
     means = "ddp"
 
+    def __init__(  # named, for a command line offers what it finds here
+        self,
+        *,
+        find_unused_parameters: bool | None = None,
+        static_graph: bool | None = None,
+        gradient_as_bucket_view: bool | None = None,
+        bucket_cap_mb: float | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = None,
+        start_method: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            bucket_cap_mb=bucket_cap_mb,
+            process_group_backend=process_group_backend,
+            timeout=timeout,
+            start_method=start_method,
+            **options,
+        )
+
     def _take(self, options: Mapping[str, Any]) -> None:
-        mine = {name: value for name, value in options.items() if name in _REPLICATED}
+        mine = {name: value for name, value in options.items() if name in _REPLICATED and value is not None}
         self.wanted |= mine
-        rest = {name: value for name, value in options.items() if name not in mine and name != "start_method"}
+        rest = {name: value for name, value in options.items() if name not in (*_REPLICATED, "start_method")}
         if rest.get("ddp_comm_hook") is not None:
             raise ConfigurationError("DDPStrategy(ddp_comm_hook=...): use Trainer(compression='bf16') and its like.")
         super()._take(rest)

@@ -20,7 +20,6 @@ from drivetrain.arguments import by_name, unknown_argument
 from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
 from drivetrain.data import DataModule
-from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.lightning import deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
@@ -40,6 +39,11 @@ from drivetrain.request import Request
 
 __path__: list[str] = []
 _PREFIX = "PL_TRAINER_"
+# As Lightning's: a command line refuses what is not among these names. In a script there may be others, registered by
+# packages, and for the strategy a dictionary or a declaration of drivetrain's.
+PrecisionName = Literal[
+    64, 32, 16, "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true", "64", "32", "16", "bf16"
+]
 Plugin = Precision | CheckpointIO | ClusterEnvironment
 
 
@@ -89,10 +93,10 @@ class Trainer(drivetrain.trainer.Trainer):
         self,
         *,
         accelerator: str | Accelerator = "auto",
-        strategy: str | Asked | dict[str, Any] | Declaration = "auto",
+        strategy: str | Asked = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
-        precision: Literal[64, 32, 16] | str | int | Precision | None = None,
+        precision: PrecisionName | Precision | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
@@ -116,7 +120,7 @@ class Trainer(drivetrain.trainer.Trainer):
         accumulate_grad_batches: int = 1,
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
-        deterministic: bool | str | None = None,
+        deterministic: bool | Literal["warn"] | None = None,
         benchmark: bool | None = None,
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,

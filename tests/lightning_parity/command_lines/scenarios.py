@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tests.lightning_parity.command_lines.parts import (
     Data,
     Halved,
     L,
+    Line,
     Linked,
     Net,
     OnlyFit,
@@ -99,7 +101,7 @@ def a_file_and_options() -> Any:
 @scenario
 def several_files() -> Any:
     config("more.yaml", text="trainer: {max_epochs: 1, gradient_clip_val: 0.1}\ndata: {batch_size: 4}\n")
-    return seen(cli.LightningCLI(Net, Data, args=["fit", "-c", config(), "-c", "more.yaml", "--data.count=8"]))
+    return seen(Line(Net, Data, args=["fit", "-c", config(), "-c", "more.yaml", "--data.count=8"]))
 
 
 @scenario
@@ -119,7 +121,7 @@ def classes_by_their_names() -> Any:
     options = {"subclass_mode_model": True, "subclass_mode_data": True, "seed_everything_default": 3}
     arguments = ["fit", *QUIET, "--trainer.max_epochs=1", "--model=Net", *MIDDLE, "--model.middle.act=torch.nn.ReLU"]
     arguments += ["--data=Data", "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=here"]
-    return seen(cli.LightningCLI(L.LightningModule, L.LightningDataModule, args=arguments, **options))
+    return seen(Line(L.LightningModule, L.LightningDataModule, args=arguments, **options))
 
 
 @scenario
@@ -144,7 +146,7 @@ def stages_with_a_checkpoint() -> Any:
 @scenario
 def a_checkpoint_of_a_class_by_its_name() -> Any:
     arguments = ["fit", *QUIET, "--trainer.logger=false", "--trainer.max_epochs=1", "--model=Net", *MIDDLE]
-    line = cli.LightningCLI(datamodule_class=Data, save_config_callback=None, args=arguments)
+    line = Line(datamodule_class=Data, save_config_callback=None, args=arguments)
     path = line.trainer.checkpoint_callback.best_model_path
     loaded = L.LightningModule.load_from_checkpoint(path)
     return [seen(line), type(loaded).__name__, type(loaded.middle).__name__]
@@ -157,12 +159,10 @@ def optimizer_and_schedule() -> Any:
     steps = ["--lr_scheduler=StepLR", "--lr_scheduler.step_size=1"]
     options = {"save_config_callback": None}
     return [
-        seen(cli.LightningCLI(Bare, Data, args=[*common, *plateau], **options)),
-        seen(cli.LightningCLI(Net, Data, args=[*common, *MIDDLE], **options)),
+        seen(Line(Bare, Data, args=[*common, *plateau], **options)),
+        seen(Line(Net, Data, args=[*common, *MIDDLE], **options)),
         seen(Halved(Bare, Data, args=[*common, *steps], **options)),
-        seen(
-            cli.LightningCLI(Net, Data, args=["fit", *QUIET, *NO_FILES, "--trainer.max_epochs=1", *MIDDLE], **options)
-        ),
+        seen(Line(Net, Data, args=["fit", *QUIET, *NO_FILES, "--trainer.max_epochs=1", *MIDDLE], **options)),
     ]
 
 
@@ -170,11 +170,7 @@ def optimizer_and_schedule() -> Any:
 def what_makes_optimizers() -> Any:
     chosen = ["--model.optimizer=SGD", "--model.optimizer.lr=0.2", "--model.scheduler=torch.optim.lr_scheduler.StepLR"]
     arguments = ["fit", *QUIET, "--trainer.max_epochs=1", *chosen, "--model.scheduler.step_size=1"]
-    return seen(
-        cli.LightningCLI(
-            Callables, Data, args=[*arguments, "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]
-        )
-    )
+    return seen(Line(Callables, Data, args=[*arguments, "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]))
 
 
 @scenario
@@ -223,9 +219,7 @@ def nothing_is_run() -> Any:
 
 @scenario
 def functions_in_place_of_classes() -> Any:
-    line = cli.LightningCLI(
-        net_of, Data, trainer_class=short_trainer, args=["fit", *QUIET, *NO_FILES, "--model.width=2"]
-    )
+    line = Line(net_of, Data, trainer_class=short_trainer, args=["fit", *QUIET, *NO_FILES, "--model.width=2"])
     return seen(line)
 
 
@@ -258,7 +252,7 @@ def the_saved_configuration() -> Any:
         {"save_config_callback": Told, "save_config_kwargs": {"save_to_log_dir": False}},
     ):
         try:
-            line = cli.LightningCLI(Net, Data, trainer_defaults={"logger": logger}, args=arguments, **options)
+            line = Line(Net, Data, trainer_defaults={"logger": logger}, args=arguments, **options)
         except RuntimeError as error:
             facts.append(["raised", type(error).__mro__[-4].__name__, "config.yaml" in str(error)])
         else:
@@ -274,7 +268,7 @@ def several_saved_files() -> Any:
     trainer = "{max_steps: 1, accelerator: cpu, enable_progress_bar: false, enable_model_summary: false}"
     config("in.yaml", text=f"model: model.yaml\ntrainer: {trainer}\n")
     arguments = ["fit", "-c", "in.yaml", "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]
-    return seen(cli.LightningCLI(Net, Data, args=arguments, save_config_kwargs={"multifile": True}))
+    return seen(Line(Net, Data, args=arguments, save_config_kwargs={"multifile": True}))
 
 
 @scenario
@@ -287,36 +281,50 @@ def an_output_without_a_logger() -> Any:
         "--trainer.default_root_dir=root",
         "--trainer.max_steps=1",
     ]
-    facts = seen(cli.LightningCLI(Net, Data, args=arguments))
+    facts = seen(Line(Net, Data, args=arguments))
     fast = ["fit", *QUIET, *MIDDLE, "--trainer.fast_dev_run=true", "--trainer.default_root_dir=fast"]
-    return [facts, seen(cli.LightningCLI(Net, Data, args=fast))]
+    return [facts, seen(Line(Net, Data, args=fast))]
 
 
 @scenario
 def printed_configurations() -> None:
     for options in (["--print_config"], ["--print_config=skip_default"], ["-c", config(), "--print_config"]):
-        _ended(lambda options=options: cli.LightningCLI(Net, Data, args=["fit", *options, *MIDDLE]))
+        _ended(lambda options=options: Line(Net, Data, args=["fit", *options, *MIDDLE]))
 
 
 @scenario
 def bad_input() -> None:
     """The message is jsonargparse's, and the code 2; nothing is run."""
-    for arguments in (
-        ["fit"],
-        [],
-        ["train"],
-        ["fit", *MIDDLE, "--trainer.max_epochs=many"],
-        ["fit", *MIDDLE, "--trainer.epochs=1"],
-        ["fit", *MIDDLE, "--model.lr=fast"],
-        ["fit", "--model.middle=Data"],
-        ["fit", *MIDDLE, "--trainer.callbacks=NoSuchCallback"],
-        ["fit", *MIDDLE, "--trainer.callbacks+=EarlyStopping"],
-        ["fit", *MIDDLE, "--trainer.logger=CSVLogger", "--trainer.logger.folder=x"],
-        ["fit", *MIDDLE, "--config=nothing.yaml"],
-        ["fit", *MIDDLE, "--optimizer=Adam", "--optimizer.speed=1"],
-        ["fit", *MIDDLE, "--seed_everything=luck"],
-    ):
+    for arguments in ([], ["train"], ["fit", "--model.lr=fast", *MIDDLE], ["fit", *MIDDLE, "--seed_everything=luck"]):
         _ended(lambda arguments=arguments: cli.LightningCLI(Net, Data, args=arguments))
+    parser = cli.LightningCLI(Net, Data, run=False, args=[*MIDDLE, "--trainer.logger=false", *QUIET]).parser
+    for option in (
+        "--trainer.max_epochs=many",
+        "--trainer.epochs=1",
+        "--model.middle=Data",
+        "--trainer.callbacks=NoSuchCallback",
+        "--trainer.callbacks+=EarlyStopping",
+        "--trainer.deterministic=perhaps",
+        "--config=nothing.yaml",
+        "--optimizer=NoSuchOptimizer",
+    ):
+        _ended(lambda option=option: parser.parse_args([*MIDDLE, option]))
+    for options in (
+        ["--trainer.logger=CSVLogger", "--trainer.logger.folder=x"],
+        ["--optimizer=Adam", "--optimizer.x=1"],
+    ):
+        _ended(lambda options=options: parser.parse_args([*MIDDLE, *options]))
+
+
+@scenario
+def a_strategy_and_its_arguments() -> Any:
+    path = "lightning.pytorch.strategies.DDPStrategy"
+    given = {"class_path": path, "init_args": {"find_unused_parameters": True}}
+    config("a.yaml", text=json.dumps({"trainer": {"strategy": given, "accelerator": "cpu", "precision": 64}}))
+    options = ["--config=a.yaml", *MIDDLE, "--trainer.logger=false", "--trainer.strategy.process_group_backend=gloo"]
+    found = cli.LightningCLI(Net, Data, run=False, args=options).config.trainer
+    chosen = {name: found.strategy.init_args[name] for name in ("find_unused_parameters", "process_group_backend")}
+    return [found.strategy.class_path, chosen, found.precision]
 
 
 @scenario

@@ -36,7 +36,10 @@ def ours(value: Any, key: str = "") -> Any:
             return f"{_ROOT}{'.fabric' if found[1] else ''}{found[2]}"
         return _offered(_UNDER[key]).get(value, value) if key in _UNDER else value
     if isinstance(value, Mapping):
-        return {name: ours(each, key if name == "class_path" else name) for name, each in value.items()}
+        return {
+            name: ours(each, key if name == "class_path" else str(name).rpartition(".")[2])
+            for name, each in value.items()
+        }
     if type(value) is list:
         return [ours(each, key) for each in value]
     if type(value).__name__ == "Namespace":
