@@ -163,11 +163,12 @@ Made by `python -m drivetrain support --write docs/support.md` from the strategi
 them. What is not listed is refused before anything starts. Each column is read with the other columns at their first
 choice; `python -m drivetrain support --refusals` prints all combinations that are refused, with the reason.
 
-Two things show only while training. One is a `training_step` that returns `None` to skip a batch. Where parameters or
-gradients are in shards (`fsdp`, `mesh` with `shard` above 1, `zero` from stage 2 on) that ends the job, with a sentence
-that says so. The ranks gather weights and reduce gradients together, block by block, in every forward and backward
-pass; a rank that returned before its forward pass, or has no loss to go backward from, has no pass in which to do its
-part, and whether the others have one it could learn only by asking them at every step. `return loss * 0.0` takes part.
+Two things show only while training. One is a `training_step` that returns `None` to skip a batch on some ranks and not
+on the others. Where parameters or gradients are in shards (`fsdp`, `mesh` with `shard` above 1, `zero` from stage 2 on)
+that ends the job, with a sentence that says so. The ranks gather weights and reduce gradients together, block by block,
+in every forward and backward pass, and a rank that returned before its forward pass, or has no loss to go backward
+from, has no pass in which to do its part. `return loss * 0.0` takes part. A batch that no rank has a loss of is left
+out there, as everywhere.
 
 Likewise a loss that leaves out parameters which other ranks use, as experts do that only some samples go to, ends the
 job under `fsdp`, `mesh` with `shard` and `zero` from stage 1 on; `strategy=ddp strategy.find_unused_parameters=true`

@@ -170,15 +170,67 @@ class ReturnsNothing(TinyGPT):
         return None if self.trainer.global_rank == 1 and batch_idx == 2 else loss
 
 
-def test_no_loss_on_one_rank_is_one_sentence() -> None:
+@pytest.mark.parametrize("strategy", ["fsdp", SHARDS])
+def test_no_loss_on_one_rank_is_one_sentence(strategy: Any) -> None:
     with pytest.raises(WorkerError, match="training_step returned None on rank 1: with sharded parameters"):
-        train(ReturnsNothing, "fsdp", 2, data=token_loader(), max_epochs=1)
+        train(ReturnsNothing, strategy, 2, data=token_loader(), max_epochs=1)
+
+
+class Skips(TinyGPT):
+    """No rank has a loss of the batches 1 and 4, of the first of which it was not even asked for scores."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1:
+            return None
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == 4 else loss
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", SHARDS])
+@pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 3}], ids=["", "windows"])
+def test_a_batch_of_which_no_rank_has_a_loss_is_left_out(strategy: Any, more: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"data": token_loader(), "max_epochs": 2, **more}
+    reference, run = train(Skips, **options), train(Skips, strategy, 2, **options)
+    assert reference.steps == run.steps > 0
+    assert max(difference(reference, run).values()) < 1e-10
+
+
+class SkipsTheLast(TinyGPT):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == 1 else loss
+
+
+def test_the_last_batch_of_a_window_is_not_left_out_where_the_window_is_reduced_in_it() -> None:
+    options: dict[str, Any] = {"data": token_loader(), "max_epochs": 1, "accumulate_grad_batches": 2}
+    with pytest.raises(WorkerError, match=r"None for the last batch of an accumulation window.*reduce_every_micro"):
+        train(SkipsTheLast, {"name": "fsdp", "reduce_every_micro_batch": False}, 2, **options)
+    reference, run = train(SkipsTheLast, **options), train(SkipsTheLast, "fsdp", 2, **options)
+    assert max(difference(reference, run).values()) < 1e-10
 
 
 def test_no_loss_on_one_replica_is_left_out() -> None:
     """As ddp does it: the others' gradients count, and nobody waits."""
     options: dict[str, Any] = {"data": token_loader(), "max_epochs": 1}
     reference, run = train(ReturnsNothing, "ddp", 2, **options), train(ReturnsNothing, REPLICAS, 2, **options)
+    assert max(difference(reference, run).values()) < 1e-10
+
+
+class LooksBeforeTheStep(TinyGPT):
+    """Goes forward between a backward pass and the step, as one does who logs what the network gives."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.batch = batch
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self(self.batch[0])
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", SHARDS])
+def test_a_forward_pass_before_the_step_is_of_no_consequence(strategy: Any) -> None:
+    options: dict[str, Any] = {"data": token_loader(), "max_epochs": 1}
+    reference, run = train(LooksBeforeTheStep, **options), train(LooksBeforeTheStep, strategy, 2, **options)
     assert max(difference(reference, run).values()) < 1e-10
 
 

@@ -186,14 +186,35 @@ def test_resumed_in_mid_epoch_with_the_same_bits(stage: int, tmp_path: Path) -> 
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
-class Skips(Classifier):
+class SkipsOnOne(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+        skips = batch_idx == 1 and self.trainer.global_rank == 1
+        return None if skips else super().training_step(batch, batch_idx)
 
 
-def test_no_batch_is_skipped_where_backward_is_everybodys() -> None:
+@pytest.mark.parametrize("stage", [2, 3])
+def test_no_batch_is_skipped_on_some_ranks_where_backward_is_everybodys(stage: int) -> None:
     with pytest.raises(Exception, match=r"every rank takes part.*strategy\.stage=1"):
-        train(Skips, zero(2), 2, precision="32-true")
+        train(SkipsOnOne, zero(stage), 2, precision="32-true")
+
+
+class Skips(Classifier):
+    """No rank has a loss of the batches 1 and 4, of the first of which it was not even asked for scores."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1:
+            return None
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == 4 else loss
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 3}], ids=["", "windows"])
+def test_a_batch_of_which_no_rank_has_a_loss_is_left_out(stage: int, more: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"precision": "32-true", "max_epochs": 2, **more}
+    reference, run = train(Skips, **options), train(Skips, zero(stage), 2, **options)
+    assert reference.steps == run.steps > 0
+    assert max(difference(reference, run).values()) < 1e-6
 
 
 def test_options_and_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ forward and backward pass and let go after; gradients are reduce-scattered, so e
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.dtensors import parameters_of
+from drivetrain_plugins.strategies.loss_on_all import LossOnAll
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.reached import ReachedAlike
 from drivetrain_plugins.strategies.replicas import average_buffers
@@ -83,13 +84,30 @@ def _keeps_to_itself(block: nn.Module, users: dict[int, set[int]]) -> bool:
     return all(users[id(parameter)] <= inside for parameter in block.parameters())
 
 
-def shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None = None) -> None:
+def shard(
+    module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None = None
+) -> list[FSDPModule]:
     """Replace the parameters of ``module`` by their shards, in place.
 
     Args:
         compute: the dtype that the blocks' weights are gathered in, None for their own. Gradients are reduced, and what
             no block has is gathered, in the parameters' dtype: embeddings and norms at the ends lose nothing.
+
+    Returns:
+        The parts that gather their weights for a pass.
     """
+    _shard(module, mesh, wrap, reshard, compute)
+    return [one for one in module.modules() if isinstance(one, FSDPModule)]
+
+
+def let_go(parts: Iterable[FSDPModule]) -> None:
+    """Before weights change: what is still gathered, of a forward pass that no backward pass followed, would be taken
+    for the new weights in the next."""
+    for part in parts:
+        part.reshard()
+
+
+def _shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None) -> None:
     policy = MixedPrecisionPolicy()
     if compute is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -167,6 +185,8 @@ class FullySharded(Strategy):
     mesh: DeviceMesh | None = None
     original: Original | None = None  # of the module that is held in shards
     _reached: ReachedAlike | None = None
+    _losses: LossOnAll | None = None
+    _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
 
@@ -196,9 +216,10 @@ class FullySharded(Strategy):
         self.original = Original(module)
         options = self.options
         compute = self.precision.compute_dtype if options.narrow_gather else None
-        shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
+        self._cut = shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
         if self._fits:
             self._reached = ReachedAlike(dict(module.named_parameters()), self.job)
+            self._losses = LossOnAll(self.job)
         self.original.noted()
 
     def agree_on_weights(self) -> None:
@@ -212,11 +233,14 @@ class FullySharded(Strategy):
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)
         loss = super().forward_backward(step)
-        if loss is None and self.mesh is not None:
-            raise no_loss(self.job.rank)
+        if loss is None and self._losses is not None:
+            pending = self.contributed and not self.options.reduce_every_micro_batch
+            without_loss(self._losses, step.last and pending)
         return loss
 
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
+        if self._losses is not None:
+            self._losses.one()
         reduces = sync or self.options.reduce_every_micro_batch
         with self._reached.watch() if reduces and self._reached else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
@@ -236,6 +260,7 @@ class FullySharded(Strategy):
         return dtensors.clip(parameters_of(optimizer), value, algorithm)
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        let_go(self._cut)
         with dtensors.stepping(optimizer):
             return super()._step(optimizer, closure)
 
@@ -269,17 +294,28 @@ class FullySharded(Strategy):
             self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
     def close(self, error: BaseException | None = None) -> None:
-        if self._reached is not None:
-            self._reached.close()
+        for asked in (self._reached, self._losses):
+            if asked is not None:
+                asked.close()
         super().close(error)
 
 
-def no_loss(rank: int) -> TrainingError:
-    """What a rank ends with that has nothing to go backward from while the others wait for it."""
-    return TrainingError(
-        f"training_step returned None on rank {rank}: with sharded parameters every rank takes part in every backward"
-        " pass; return a loss times 0.0 instead, or use strategy=ddp."
-    )
+def without_loss(losses: LossOnAll, pending: bool) -> None:
+    """A micro-batch without a loss is left out where no rank has one.
+
+    Args:
+        pending: whether it is the last of a window, whose gradients are reduced in its pass.
+
+    Raises:
+        TrainingError: some rank has one, or the window's gradients would never be reduced.
+    """
+    losses.none("use strategy=ddp")
+    if pending:
+        raise TrainingError(
+            "training_step returned None for the last batch of an accumulation window, in whose backward pass the"
+            " window's gradients are reduced: return a loss times 0.0 instead, or use"
+            " strategy.reduce_every_micro_batch=true."
+        )
 
 
 def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:

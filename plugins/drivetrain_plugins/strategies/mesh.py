@@ -6,7 +6,7 @@ Ranks at the same place of their groups form a replica group, among which gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
-from drivetrain_plugins.strategies.fsdp import no_loss, reduced, shard
+from drivetrain_plugins.strategies.fsdp import let_go, reduced, shard, without_loss
+from drivetrain_plugins.strategies.loss_on_all import LossOnAll
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.reached import ReachedAlike
 from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
@@ -43,6 +44,8 @@ class Mesh(Strategy):
     original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
     _reached: ReachedAlike | None = None  # where gradients are reduced in shards
+    _losses: LossOnAll | None = None
+    _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
 
@@ -87,9 +90,10 @@ class Mesh(Strategy):
             dtensors.quiet_gathers()
             options = self.options
             compute = self.precision.compute_dtype if options.narrow_gather else None
-            shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
+            self._cut = shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
         if self._fits and self.sharded:
             self._reached = ReachedAlike(dict(module.named_parameters()), self.job)
+            self._losses = LossOnAll(self.job)
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -99,17 +103,20 @@ class Mesh(Strategy):
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)
         loss = super().forward_backward(step)
-        if loss is None and self.sharded:
-            raise no_loss(self.job.rank)
-        self._reductions += self.sharded and (every or step.last)
+        if loss is None and self._losses is not None:
+            without_loss(self._losses, step.last and self.contributed and not every)
+        self._reductions += self.sharded and loss is not None and (every or step.last)
         return loss
 
     def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
         reached = self._reached
+        if self._losses is not None:
+            self._losses.one()
         with reached.watch() if reached and (sync or self.options.reduce_every_micro_batch) else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        let_go(self._cut)
         with dtensors.stepping(optimizer), _uniform_groups(optimizer):
             return super()._step(optimizer, closure)
 
@@ -172,8 +179,9 @@ class Mesh(Strategy):
             self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
     def close(self, error: BaseException | None = None) -> None:
-        if self._reached is not None:
-            self._reached.close()
+        for asked in (self._reached, self._losses):
+            if asked is not None:
+                asked.close()
         super().close(error)
 
 

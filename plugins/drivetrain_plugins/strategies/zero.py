@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
-from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
@@ -24,6 +24,7 @@ from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
+from drivetrain_plugins.strategies.loss_on_all import LossOnAll
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
@@ -53,6 +54,7 @@ class Zero(Strategy):
     _engine: Any = None
     _whole: Whole | None = None
     _reached: Reached | None = None
+    _losses: LossOnAll | None = None  # where a pass reduces gradients
     _model: Any = None
 
     @property
@@ -131,6 +133,8 @@ class Zero(Strategy):
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
             self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
             self._reached = Reached(parameters)
+        if self._stage >= 2 and self.data.size > 1:
+            self._losses = LossOnAll(self.job)
         return optimizers
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -143,12 +147,8 @@ class Zero(Strategy):
         if step.first and self._dirty:  # an epoch ended within a window, whose gradients are not wanted
             self._clear()
         loss = super().forward_backward(step)
-        if loss is None and self._stage >= 2 and self.data.size > 1:
-            raise TrainingError(
-                f"training_step returned None on rank {self.job.rank}, and under strategy=zero with stage"
-                f" {self.options.stage} every rank takes part in every backward pass: return a loss multiplied by"
-                " zero, or use strategy.stage=1."
-            )
+        if loss is None and self._losses is not None:
+            self._losses.none("use strategy.stage=1")
         return loss
 
     _dirty = False
@@ -161,6 +161,8 @@ class Zero(Strategy):
     def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
         factor = share * self.data.size  # the engine averages over ranks
         self._dirty = True
+        if self._losses is not None:
+            self._losses.one()
         with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
             self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
 
@@ -317,11 +319,14 @@ class Zero(Strategy):
             full_parameters(self._model)
         if self._reached is not None:
             self._reached.remove()
+        if self._losses is not None:
+            self._losses.close()
         for parameter, own in self._own.items():  # what was put on them holds the engine, and with it its groups
             for name in set(vars(parameter)) - own:
                 delattr(parameter, name)
         self._own.clear()
         self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
+        self._losses = None
         if saved:
             named = dict(self.module.named_parameters(remove_duplicate=False))
             for group, names in zip(self._optimizer.param_groups, self._group_names, strict=True):
@@ -329,6 +334,8 @@ class Zero(Strategy):
             load_named_state(self.module, self._optimizer, saved[0])
 
     def close(self, error: BaseException | None = None) -> None:
+        if self._losses is not None:
+            self._losses.close()
         if self.job.world_size == 1:  # nobody else to wait for
             self._release()
         elif self._engine is not None and error is None:
