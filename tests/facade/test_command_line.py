@@ -17,6 +17,7 @@ from drivetrain.lightning import cli
 from drivetrain.lightning.cli import package
 from drivetrain.lightning.cli.class_paths import as_offered, ours, ours_in_arguments
 from drivetrain.lightning.demos.boring_classes import BoringDataModule, BoringModel
+from tests.lightning_parts.doubles import put_wandb
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
 PLUGINS = "drivetrain_plugins.loggers"
@@ -77,6 +78,22 @@ def test_without_the_package_it_can_be_imported_and_derived_from(monkeypatch: py
         with pytest.raises(MissingPackageError, match=said) as caught:
             make()
         assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_names_what_the_package_of_a_logger_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``entity`` and ``tags`` of ``wandb.init``: the parser finds them in the words of the logger's code."""
+    run, _ = put_wandb(monkeypatch)
+    given: dict[str, Any] = {}
+
+    def init(entity: str | None = None, tags: list[str] | None = None, **rest: Any) -> Any:
+        given.update(entity=entity, tags=tags, mode=rest.get("mode"))
+        return run
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", init)
+    options = ["--trainer.logger=WandbLogger", "--trainer.logger.entity=team", "--trainer.logger.tags=[a,b]"]
+    logger = made(*options, "--trainer.logger.offline=true", model_class=BoringModel).trainer.logger
+    assert logger.experiment is run
+    assert given == {"entity": "team", "tags": ["a", "b"], "mode": "offline"}
 
 
 def test_the_package_is_imported_when_it_is_used() -> None:

@@ -69,7 +69,6 @@ class WandbLogger(Logger):
                 " of them to False."
             )
         require("wandb", type(self).__name__)
-        self._offline = offline
         self._log_model = log_model
         self._prefix = prefix
         self._experiment = experiment
@@ -83,8 +82,9 @@ class WandbLogger(Logger):
             "id": version or id,
             "resume": "allow",
             **({"anonymous": "allow"} if anonymous else {}),
-            **kwargs,
+            **({"mode": "offline"} if offline else {}),
         }
+        self._wandb_init.update(**kwargs)  # in these words a command line's parser finds the arguments of wandb.init
         self._of_script: str | None = None  # in a worker: the run that the script's process holds
         self._sent: dict[str, float] = {}
         self._savers: dict[int, Any] = {}  # checkpoint callbacks whose files are uploaded at the end
@@ -95,19 +95,17 @@ class WandbLogger(Logger):
     def experiment(self) -> Any:
         """The run, begun at the first access; one that the process has already is gone on with."""
         if self._experiment is None:
-            wandb = imported("wandb", type(self).__name__)
+            import wandb
+
             if wandb.run is not None:
                 self._experiment = wandb.run
                 return self._experiment
             if self._of_script is not None:
                 self._experiment = wandb.attach(self._of_script)
                 return self._experiment
-            settings = dict(self._wandb_init)
-            if self._offline:
-                settings.setdefault("mode", "offline")
-            if settings["dir"] is not None:
-                os.makedirs(settings["dir"], exist_ok=True)
-            self._experiment = wandb.init(**settings)
+            if self._wandb_init["dir"] is not None:
+                os.makedirs(self._wandb_init["dir"], exist_ok=True)
+            self._experiment = wandb.init(**self._wandb_init)
             if self._wandb_init.get("sync_tensorboard"):
                 self._experiment.define_metric("*", step_metric="global_step")
             else:
