@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -132,8 +133,6 @@ class LightningArgumentParser(jsonargparse.ArgumentParser):
     # What is read, read as drivetrain's.
 
     def parse_args(self, args: Iterable[str] | None = None, *more: Any, **kwargs: Any) -> Any:
-        import sys
-
         given = sys.argv[1:] if args is None else list(args)
         with class_paths.read_as_ours():
             return super().parse_args(class_paths.ours_in_arguments(given), *more, **kwargs)
