@@ -15,6 +15,7 @@ from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain import checkpoint as store
 from drivetrain.checkpoint import kept_hyperparameters, layout, single
+from drivetrain.checkpoint.trust import trusted
 from drivetrain.errors import CheckpointError, MisfitError
 from drivetrain.module import TrainModule
 
@@ -43,7 +44,7 @@ def module_from_checkpoint(
     if "state_dict" not in content:
         raise CheckpointError(f"{source} holds no 'state_dict'; name a checkpoint that a Trainer wrote")
     arguments = _arguments(cls, content, layout.HPARAMS, layout.HPARAMS_NAME, hparams_file, overrides, weights_only)
-    module: TrainModule = _build(cls, source, arguments)
+    module: TrainModule = _build(cls, source, arguments, weights_only)
     if is_overridden("configure_model", module, TrainModule):
         module.configure_model()
     module.on_load_checkpoint(content)
@@ -75,7 +76,8 @@ def data_from_checkpoint(
     """See :meth:`DataModule.load_from_checkpoint`."""
     content, _ = _content(source, None, weights_only)
     names = (layout.DATA_HPARAMS, layout.DATA_HPARAMS_NAME)
-    data: DataModule = _build(cls, source, _arguments(cls, content, *names, hparams_file, overrides, weights_only))
+    arguments = _arguments(cls, content, *names, hparams_file, overrides, weights_only)
+    data: DataModule = _build(cls, source, arguments, weights_only)
     state = content.get(cls.__qualname__, content.get("datamodule"))
     if state is not None:
         data.load_state_dict(state)
@@ -140,12 +142,12 @@ def _arguments(
     return arguments
 
 
-def _build(cls: Any, source: Source, arguments: dict[str, Any]) -> Any:
+def _build(cls: Any, source: Source, arguments: dict[str, Any], weights_only: bool | None) -> Any:
     try:
         if "_instantiator" in arguments:
             from drivetrain.lightning.cli.instantiation import instantiate_module
 
-            return instantiate_module(cls, arguments)
+            return instantiate_module(cls, arguments, trusted(weights_only))
         return cls(**arguments)
     except (TypeError, argparse.ArgumentError) as error:
         raise CheckpointError(

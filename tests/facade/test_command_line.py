@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import tomllib
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import drivetrain.lightning as L
-from drivetrain.errors import MissingPackageError
+from drivetrain.errors import CheckpointError, MissingPackageError
 from drivetrain.lightning import cli
 from drivetrain.lightning.cli import package
 from drivetrain.lightning.cli.class_paths import as_offered, ours, ours_in_arguments
@@ -213,3 +214,27 @@ def test_a_checkpoint_is_read_by_lightning_and_lightnings_here(tmp_path: Path) -
         loaded = Outer.load_from_checkpoint(tmp_path / "b.ckpt", depth=8)
         assert (type(loaded.given), loaded.hparams.depth) == (Inner, 8)
         assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), line.model.parameters(), strict=True))
+
+
+class Open(BoringModel):
+    """Takes an object of any class, or of one."""
+
+    def __init__(self, given: Any = None, written: logging.Handler | None = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize("name", ["given", "written"])
+def test_a_checkpoint_names_no_class_that_is_made_unasked(name: str, tmp_path: Path) -> None:
+    """Objects of the standard library's classes can do what a pickle can: this one makes a file."""
+    model, file = Open(), tmp_path / "made"
+    chosen = {"class_path": "logging.FileHandler", "init_args": {"filename": str(file)}}
+    saved = {"_instantiator": "lightning.pytorch.cli.instantiate_module", name: chosen}
+    torch.save({"state_dict": model.state_dict(), "hyper_parameters": saved}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=r"an object of logging\.FileHandler, which is not made unasked"):
+        Open.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert not file.exists()
+    assert Open.load_from_checkpoint(tmp_path / "a.ckpt", **{name: None}).hparams[name] is None
+    made = Open.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=False).hparams[name]
+    assert type(made) is logging.FileHandler
+    made.close()

@@ -7,11 +7,16 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
+import torch.utils.data
+
+from drivetrain.errors import CheckpointError
 from drivetrain.given_hyperparameters import given
 from drivetrain.lightning.cli import class_paths
 from drivetrain.lightning.cli.package import require
 
 ModuleType = TypeVar("ModuleType")
+_HARMLESS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.utils.data.Dataset)
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # so that either library reads the other's checkpoints
 
 
@@ -27,11 +32,18 @@ def instantiate_class(args: Any | tuple[Any, ...], init: Mapping[str, Any]) -> A
     return getattr(importlib.import_module(module), name)(*positional, **init.get("init_args", {}))
 
 
-def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
+def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any], trusted: bool = True) -> ModuleType:
     """An object of ``class_type``, or of the class below it that ``config["_class_path"]`` names, with objects made of
     what is nested in it: what a checkpoint's ``hyper_parameters`` hold of a module that a command line made.
 
+    Args:
+        class_type: what it is, or derives from.
+        config: its arguments.
+        trusted: whether objects of any class may be made. Otherwise they are modules, optimizers and the like, and
+            classes of the package that ``class_type`` is of.
+
     Raises:
+        CheckpointError: one of another class would have to be made.
         argparse.ArgumentError: ``config`` does not fit the class.
         MissingPackageError: jsonargparse is not installed.
     """
@@ -47,7 +59,24 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
         values = {"class_path": config["_class_path"], "init_args": values}
     else:
         parser.add_class_arguments(class_type, "module", fail_untyped=False)
-    return parser.instantiate(parser.parse_object({"module": values})).module
+    refused: list[str] = []
+
+    def make(kind: type, *args: Any, **kwargs: Any) -> Any:
+        if not (issubclass(kind, _HARMLESS) or _package(kind) in map(_package, class_type.__mro__[:-1])):
+            refused.append(f"{kind.__module__}.{kind.__qualname__}")
+            raise CheckpointError(refused[0])
+        return kind(*args, **kwargs)
+
+    parsed = parser.parse_object({"module": values})
+    try:
+        return parser.instantiate(parsed, instantiators=None if trusted else [(make, object, True)]).module
+    except Exception as error:  # which jsonargparse puts into one of its own
+        if not refused:
+            raise
+        raise CheckpointError(
+            f"{class_type.__name__} needs an object of {refused[0]}, which is not made unasked: pass that argument, or"
+            " weights_only=False if you trust where the checkpoint comes from."
+        ) from error
 
 
 def remembering(key: str, configuration: Callable[[], Any]) -> Callable[..., Any]:
@@ -74,6 +103,10 @@ def remembering(key: str, configuration: Callable[[], Any]) -> Callable[..., Any
             return class_type(*args, **kwargs)
 
     return make
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
