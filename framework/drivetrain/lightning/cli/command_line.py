@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -13,7 +12,8 @@ from torch.optim import Optimizer
 
 from drivetrain.checkpoint import single
 from drivetrain.data import DataModule
-from drivetrain.lightning.cli.configured_optimizers import configured_by, lightnings_form
+from drivetrain.lightning.cli.configured_optimizers import configured_by, lightnings_form, with_path
+from drivetrain.lightning.cli.descriptions import first_sentence
 from drivetrain.lightning.cli.instantiation import remembering
 from drivetrain.lightning.cli.package import require
 from drivetrain.lightning.cli.save_config import SaveConfigCallback
@@ -153,10 +153,10 @@ class LightningCLI:
         for name in self.subcommands():
             one = self._prepare_subcommand_parser(kind, name, **kwargs.get(name, {}))
             self._subcommand_parsers[name] = one
-            of_parser.add_subcommand(name, one, help=_first_sentence(getattr(kind, name)))
+            of_parser.add_subcommand(name, one, help=first_sentence(getattr(kind, name)))
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        kwargs.setdefault("description", _first_sentence(getattr(klass, subcommand)))
+        kwargs.setdefault("description", first_sentence(getattr(klass, subcommand)))
         parser = self.init_parser(**kwargs)
         self._add_arguments(parser)
         self._subcommand_method_arguments[subcommand] = parser.add_method_arguments(
@@ -210,7 +210,7 @@ class LightningCLI:
         """Give what was added with ``link_to`` to that argument, as ``class_path`` and ``init_args``."""
         for key, (kinds, link_to) in {**parser._optimizers, **parser._lr_schedulers}.items():
             if link_to != "AUTOMATIC":
-                parser.link_arguments(key, link_to, compute_fn=None if isinstance(kinds, tuple) else _with_path(kinds))
+                parser.link_arguments(key, link_to, compute_fn=None if isinstance(kinds, tuple) else with_path(kinds))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and keep the result in ``self.config``."""
@@ -349,15 +349,3 @@ def _nothing() -> None:
 
 def _listed(given: Any) -> list[Any]:
     return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _with_path(kind: type) -> Callable[[Any], Mapping[str, Any]]:
-    def made_of(init_args: Any) -> dict[str, Any]:
-        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": init_args.as_dict()}
-
-    return made_of
-
-
-def _first_sentence(method: Callable[..., Any]) -> str:
-    text = " ".join((inspect.getdoc(method) or "").split("\n\n")[0].split())
-    return f"{text.partition('. ')[0].rstrip('.')}." if text else ""

@@ -97,3 +97,12 @@ def configured_by(
 def _made(kinds: Classes, configuration: Any, first: Any) -> Any:
     plain: Mapping[str, Any] = configuration.as_dict() if hasattr(configuration, "as_dict") else configuration
     return instantiate_class(first, plain) if isinstance(kinds, tuple) else kinds(first, **plain)
+
+
+def with_path(kind: type) -> Callable[[Any], Mapping[str, Any]]:
+    """Gives the arguments of ``kind`` together with its class path."""
+
+    def made_of(init_args: Any) -> dict[str, Any]:
+        return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": init_args.as_dict()}
+
+    return made_of
