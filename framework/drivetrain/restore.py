@@ -145,9 +145,9 @@ def _arguments(
 def _build(cls: Any, source: Source, arguments: dict[str, Any], weights_only: bool | None) -> Any:
     try:
         if "_instantiator" in arguments:
-            from drivetrain.lightning.cli.instantiation import instantiate_module
+            from drivetrain.lightning.cli.instantiation import configured
 
-            return instantiate_module(cls, arguments, trusted(weights_only))
+            return configured(cls, arguments, trusted(weights_only))
         return cls(**arguments)
     except (TypeError, argparse.ArgumentError) as error:
         raise CheckpointError(

@@ -32,7 +32,12 @@ def instantiate_class(args: Any | tuple[Any, ...], init: Mapping[str, Any]) -> A
     return getattr(importlib.import_module(module), name)(*positional, **init.get("init_args", {}))
 
 
-def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any], trusted: bool = True) -> ModuleType:
+def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
+    """:func:`configured`, of a configuration that is trusted; under Lightning's name."""
+    return configured(class_type, config, trusted=True)
+
+
+def configured(class_type: type[ModuleType], config: Mapping[str, Any], trusted: bool) -> ModuleType:
     """An object of ``class_type``, or of the class below it that ``config["_class_path"]`` names, with objects made of
     what is nested in it: what a checkpoint's ``hyper_parameters`` hold of a module that a command line made.
 
@@ -89,17 +94,17 @@ def remembering(key: str, configuration: Callable[[], Any]) -> Callable[..., Any
 
     def make(class_type: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any) -> Any:
         found = configuration()
-        configured: dict[str, Any] = copy.deepcopy(found) if isinstance(found, dict) else {}
+        given_as: dict[str, Any] = copy.deepcopy(found) if isinstance(found, dict) else {}
         for target, value in applied_instantiation_links.items():
             head, _, path = target.partition(f"{key}.")
             if path and not head.strip("."):
-                _put(configured, path.split("."), value)
-        if "class_path" in configured:
-            if configured["class_path"] not in _paths(class_type):  # one that is nested in it
+                _put(given_as, path.split("."), value)
+        if "class_path" in given_as:
+            if given_as["class_path"] not in _paths(class_type):  # one that is nested in it
                 return class_type(*args, **kwargs)
-            inner = {**(configured.get("init_args") or {}), **(configured.get("dict_kwargs") or {})}
-            configured = {"_class_path": configured["class_path"], **inner}
-        with given(class_type, {**configured, "_instantiator": INSTANTIATOR}):
+            inner = {**(given_as.get("init_args") or {}), **(given_as.get("dict_kwargs") or {})}
+            given_as = {"_class_path": given_as["class_path"], **inner}
+        with given(class_type, {**given_as, "_instantiator": INSTANTIATOR}):
             return class_type(*args, **kwargs)
 
     return make
