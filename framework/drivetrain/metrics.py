@@ -317,16 +317,14 @@ class Metrics:
         """The value of ``metric``, as it stood when the loader of ``column`` was read."""
         path, loader = metric_at(column.reduction)
         held = self._held.get(loader, {}).get(path) if loader is not None else None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*was called before the.*")  # this rank had no batch
-            if held is None:
-                return metric.compute()
-            now = metric_states.states(metric)
-            metric_states.load(metric, held)
-            try:
-                return metric.compute()
-            finally:
-                metric_states.load(metric, now)
+        if held is None:
+            return _value_of(metric)
+        now = metric_states.states(metric)
+        metric_states.load(metric, held)
+        try:
+            return _value_of(metric)
+        finally:
+            metric_states.load(metric, now)
 
     def steps_by_batch(self, written: Callable[[Entry], bool]) -> dict[int, dict[str, Column]]:
         """Contributions of values logged on step in an evaluation, by batch; without what is ``written`` already."""
@@ -401,6 +399,15 @@ def _scalar(name: str, value: Any) -> Any:
         raise MetricError(
             f"self.log({name!r}, ...) takes a number or a one-element tensor, not {type(value).__name__}."
         ) from None
+
+
+def _value_of(metric: Any) -> Any:
+    """What ``metric`` computes; that it was never updated is not told, for a rank may have had no batch."""
+    if getattr(metric, "update_called", False):
+        return metric.compute()  # with the filters as they are: setting them lets every warning be shown once more
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was called before the.*")
+        return metric.compute()
 
 
 def _of_metric(name: str, value: Any) -> float:

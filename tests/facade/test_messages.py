@@ -251,3 +251,39 @@ def test_the_check_of_a_resumed_run_begins_with_nothing_known(tmp_path: Path) ->
     there, here = known(theirs), known(ours)
     assert here == there
     assert (True, []) in here
+
+
+WARNED = """
+import warnings
+import torch
+from torchmetrics.classification import BinaryAccuracy
+import {library} as L
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.accuracy = torch.nn.Linear(2, 1), BinaryAccuracy()
+
+    def training_step(self, batch, batch_idx):
+        warnings.warn("said by a step")
+        self.accuracy(torch.ones(2), torch.ones(2))
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+data = torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
+L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+          enable_progress_bar=False).fit(Net(), data)
+"""
+
+
+@pytest.mark.parametrize("library", ["lightning.pytorch", "drivetrain.lightning"])
+def test_a_warning_of_a_step_is_shown_once_where_a_metric_is_logged(library: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WARNED.format(library=library))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr.count("UserWarning: said by a step") == 1
