@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from drivetrain.checkpoint.convert import TAG, AttributeDict, from_safe, to_safe
 from drivetrain.errors import CheckpointError
@@ -150,6 +150,7 @@ def test_structures_come_back_as_attribute_dictionaries() -> None:
     )
     assert isinstance(back["n"], AttributeDict)
     assert (back["n"].lr, back["n"].sub.x) == (0.1, 1)
+    assert isinstance(back["c"], DictConfig) and isinstance(back["l"], ListConfig)
     assert (back["c"].model.twice, back["c"].model.layers[0].k) == (8, 3)
     assert (back["d"].width, back["d"].folder, back["d"].inner.a.b) == (4, pathlib.Path("x"), 1)
     assert back["l"] == [{"k": 3}]
@@ -160,7 +161,14 @@ def test_structures_come_back_as_attribute_dictionaries() -> None:
 
 
 def test_a_config_that_refers_outside_keeps_its_text() -> None:
-    assert through_file(OmegaConf.create({"a": "${nowhere}", "b": "???"})) == {"a": "${nowhere}", "b": "???"}
+    back = through_file(OmegaConf.create({"a": "${nowhere}", "b": "???"}))
+    assert OmegaConf.to_container(back) == {"a": "${nowhere}", "b": "???"}
+
+
+def test_a_config_that_holds_what_it_may_not_in_general_comes_back_as_an_attribute_dictionary() -> None:
+    config = OmegaConf.create({"on": torch.device("cpu")}, flags={"allow_objects": True})
+    back = through_file(config)
+    assert isinstance(back, AttributeDict) and back.on == torch.device("cpu")
 
 
 def test_other_types_come_back_as_their_plain_kin() -> None:

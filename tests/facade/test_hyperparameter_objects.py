@@ -13,7 +13,6 @@ import torch
 from omegaconf import ListConfig, OmegaConf
 from torch import nn
 
-from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import CheckpointError, ConfigurationError
 from tests.facade.recorder import QUIET, loader, ours, theirs
 
@@ -116,7 +115,8 @@ def test_configurations_come_back_as_what_they_were_and_as_they_were_changed(tmp
     fit.fit(Module(config.net, config.sizes, {1: float("nan")}), loader())
     fit.save_checkpoint(tmp_path / "a.ckpt")
     plain = Module.load_from_checkpoint(tmp_path / "a.ckpt").hparams
-    assert plain.net.out == 3 and plain.sizes == [1, 2] and type(plain.net) is AttributeDict
+    assert plain.net.out == 3 and plain.sizes == [1, 2]
+    assert OmegaConf.merge(config.net, plain.net) == plain.net and OmegaConf.to_container(plain.sizes) == [1, 2]
     exact = Module.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=False).hparams
     assert OmegaConf.to_yaml(exact.net) == OmegaConf.to_yaml(config.net) and isinstance(exact.sizes, ListConfig)
     content = torch.load(tmp_path / "a.ckpt", weights_only=True)

@@ -15,8 +15,8 @@ datetime, date, time, timedelta, Decimal, UUID the same
 torch dtype, device, Size, layout, Generator   the same (a generator of an absent device fails)
 range, slice, complex, bytearray               the same
 Enum                                           its value
-Namespace, dataclass, DictConfig               :class:`AttributeDict`, nested ones too
-ListConfig                                     list; interpolations are resolved where they can be
+Namespace, dataclass                           :class:`AttributeDict`, nested ones too
+DictConfig, ListConfig                         the same; interpolations are resolved where they can be
 any other Mapping                              dict
 =============================================  =====================================================
 
@@ -45,6 +45,7 @@ from drivetrain.attribute_dict import AttributeDict
 from drivetrain.errors import CheckpointError
 
 TAG = "drivetrain:type"
+CONFIG = "OmegaConf"
 
 Key = Any
 TensorHook = Callable[[tuple[Key, ...], torch.Tensor], Any]
@@ -183,7 +184,7 @@ class _Encoder:
             return self.attributes({f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)}, path)
         plain = _plain_config(obj)
         if plain is not None:
-            return self.attributes(plain, path) if isinstance(plain, dict) else self.encode(plain, path)
+            return {TAG: CONFIG, "value": self.encode(plain, path)}
         if isinstance(obj, AttributeDict):
             return self.attributes(obj, path)
         if isinstance(obj, tuple):
@@ -236,17 +237,35 @@ class _Encoder:
         return {TAG: "ndarray", "dtype": descr, "shape": list(values.shape), "data": data, "scalar": scalar}
 
 
-def _plain_config(obj: Any) -> Any:
-    """An OmegaConf container as dictionaries and lists; None when ``obj`` is none, or OmegaConf was never imported."""
+def is_config(obj: Any) -> bool:
+    """Whether ``obj`` is a container of OmegaConf, which may never have been imported."""
     omegaconf = sys.modules.get("omegaconf")
-    if omegaconf is None or not isinstance(obj, (omegaconf.DictConfig, omegaconf.ListConfig)):
+    return omegaconf is not None and isinstance(obj, (omegaconf.DictConfig, omegaconf.ListConfig))
+
+
+def _plain_config(obj: Any) -> Any:
+    """A container of OmegaConf as dictionaries and lists; None where ``obj`` is none."""
+    if not is_config(obj):
         return None
+    import omegaconf
+
     mode = omegaconf.SCMode.DICT
     try:
         plain = omegaconf.OmegaConf.to_container(obj, resolve=True, structured_config_mode=mode)
     except omegaconf.errors.OmegaConfBaseException:  # refers to what is not there outside its parent: keep the text
         plain = omegaconf.OmegaConf.to_container(obj, resolve=False, structured_config_mode=mode)
     return {} if plain is None or isinstance(plain, str) else plain
+
+
+def _config_of(plain: Any) -> Any:
+    """The container of OmegaConf that holds ``plain``; a dictionary with attributes where that can be none."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.create(plain)
+    except OmegaConfBaseException:  # a configuration that was allowed objects
+        return AttributeDict(plain) if isinstance(plain, dict) else plain
 
 
 _LEAVES: dict[type, Callable[[Any], Any]] = {
@@ -326,6 +345,7 @@ def _torch_constant(kind: type) -> Callable[[dict[str, Any], Decode], Any]:
 _DECODERS: dict[str, Callable[[dict[str, Any], Decode], Any]] = {
     "dict": lambda o, d: dict(_decode_items(o, d)),
     "attributes": lambda o, d: AttributeDict(_decode_items(o, d)),
+    CONFIG: lambda o, d: _config_of(d(o["value"])),
     "OrderedDict": lambda o, d: OrderedDict(_decode_items(o, d)),
     "Counter": lambda o, d: Counter(dict(_decode_items(o, d))),
     "defaultdict": lambda o, d: defaultdict(_FACTORIES.get(o["factory"] or ""), _decode_items(o, d)),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from drivetrain.attribute_dict import AttributeDict
-from drivetrain.checkpoint.convert import TAG, from_safe, to_safe
+from drivetrain.checkpoint.convert import CONFIG, TAG, from_safe, is_config, to_safe
 from drivetrain.checkpoint.trust import trusted
 from drivetrain.errors import CheckpointError
 
@@ -107,6 +107,8 @@ def _untagged(safe: Any) -> Any:
     kind = safe.get(TAG)
     if kind is None:
         return {key: _untagged(value) for key, value in safe.items()}
+    if kind == CONFIG:
+        return _untagged(safe["value"])
     if kind in _MAPPINGS:
         return {_untagged(key): _untagged(value) for key, value in safe["items"]}
     if kind in _SEQUENCES:
@@ -139,6 +141,8 @@ def _same_kinds(value: Any, again: Any) -> bool:
     """Whether what came back is of the types that went in, as far as dictionaries and lists show theirs."""
     if type(value) is not type(again):
         return isinstance(value, torch.Tensor)
+    if is_config(value):  # what refers to other values, and what it was not allowed, did not come back
+        return False
     if isinstance(value, dict):
         return all(_same_kinds(inner, again.get(key)) for key, inner in value.items())
     if isinstance(value, (list, tuple)):
