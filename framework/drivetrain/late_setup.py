@@ -23,9 +23,10 @@ def owe(data: DataHooks, stage: Any, random: dict[str, Any]) -> None:
         vars(data)[_OWED] = [(stage, random)]
 
 
-def put_by(data: DataHooks | None) -> Owed:
-    """What ``data`` owes, which it is not to make while a stage uses it; for :func:`put_back`."""
-    found: Owed = [] if data is None else vars(data).pop(_OWED, [])
+def put_by(data: Any) -> Owed:
+    """What ``data`` owes, which it is not to make while a stage uses it; for :func:`put_back`. Nothing, where it is no
+    data module, which is refused elsewhere."""
+    found: Owed = vars(data).pop(_OWED, []) if isinstance(data, DataHooks) else []
     return found
 
 
