@@ -238,3 +238,25 @@ def test_a_checkpoint_names_no_class_that_is_made_unasked(name: str, tmp_path: P
     made = Open.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=False).hparams[name]
     assert type(made) is logging.FileHandler
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "argument"),
+    [("torch.package.PackageExporter", "f"), ("torch.utils.tensorboard.SummaryWriter", "log_dir")],
+)
+def test_classes_of_torch_are_made_unasked_only_where_they_are_parts_of_a_network(
+    path: str, argument: str, tmp_path: Path
+) -> None:
+    model, made = Open(), tmp_path / "made"
+    harmless = {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 1}}
+    for chosen in (harmless, {"class_path": path, "init_args": {argument: str(made)}}):
+        saved = {"_instantiator": "lightning.pytorch.cli.instantiate_module", "given": chosen}
+        torch.save({"state_dict": model.state_dict(), "hyper_parameters": saved}, tmp_path / "a.ckpt")
+        if chosen is harmless:
+            assert (
+                type(Open.load_from_checkpoint(tmp_path / "a.ckpt", strict=False).hparams["given"]) is torch.nn.Linear
+            )
+            continue
+        with pytest.raises(CheckpointError, match="which is not made unasked"):
+            Open.load_from_checkpoint(tmp_path / "a.ckpt")
+        assert not made.exists()

@@ -8,15 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
-import torch.utils.data
 
+from drivetrain.data import DataModule
 from drivetrain.errors import CheckpointError
 from drivetrain.given_hyperparameters import given
 from drivetrain.lightning.cli import class_paths
 from drivetrain.lightning.cli.package import require
+from drivetrain.module import TrainModule
 
 ModuleType = TypeVar("ModuleType")
-_HARMLESS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.utils.data.Dataset)
+_HARMLESS = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+# What every module and data module derives from; among these packages' classes are some that write files.
+_COMMON = (*TrainModule.__mro__, *DataModule.__mro__)
 INSTANTIATOR = "lightning.pytorch.cli.instantiate_module"  # so that either library reads the other's checkpoints
 
 
@@ -44,8 +47,8 @@ def configured(class_type: type[ModuleType], config: Mapping[str, Any], trusted:
     Args:
         class_type: what it is, or derives from.
         config: its arguments.
-        trusted: whether objects of any class may be made. Otherwise they are modules, optimizers and the like, and
-            classes of the package that ``class_type`` is of.
+        trusted: whether objects of any class may be made. Otherwise they are modules, optimizers and their schedules,
+            and classes of the project's packages: of those that ``class_type`` derives from, but torch and drivetrain.
 
     Raises:
         CheckpointError: one of another class would have to be made.
@@ -65,9 +68,10 @@ def configured(class_type: type[ModuleType], config: Mapping[str, Any], trusted:
     else:
         parser.add_class_arguments(class_type, "module", fail_untyped=False)
     refused: list[str] = []
+    project = {_package(kind) for kind in class_type.__mro__} - {_package(kind) for kind in _COMMON}
 
     def make(kind: type, *args: Any, **kwargs: Any) -> Any:
-        if not (issubclass(kind, _HARMLESS) or _package(kind) in map(_package, class_type.__mro__[:-1])):
+        if not (issubclass(kind, (class_type, *_HARMLESS)) or _package(kind) in project):
             refused.append(f"{kind.__module__}.{kind.__qualname__}")
             raise CheckpointError(refused[0])
         return kind(*args, **kwargs)
