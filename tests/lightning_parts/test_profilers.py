@@ -178,6 +178,28 @@ def _pytorch(tmp_path: Path) -> None:
             ours.profilers.PyTorchProfiler(**wrong)
 
 
+def test_pytorch_records_a_cycle_of_each_kind_of_step(tmp_path: Path) -> None:
+    run_alone(_cycles, tmp_path)
+
+
+def _cycles(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        folder = tmp_path / L.__name__
+        fit = trainer(L, folder, profiler=L.profilers.PyTorchProfiler(folder, "ops"), num_sanity_val_steps=2)
+        module = classifier(L)
+        fit.fit(module, loader(), loader())
+        fit.predict(module, loader(9))
+        return {"traces": sorted((f.name.split("-")[0], f.name.split(".")[1]) for f in folder.glob("*.json"))}
+
+    found = compare(run)["traces"]
+    assert found == [("fit", "training_step"), ("fit", "validation_step"), ("predict", "predict_step")]
+    (trace,) = (tmp_path / ours.__name__).glob("fit-*.training_step.*.json")
+    steps = {e["name"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"].startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"}, "the default schedule's active steps"
+    (report,) = (tmp_path / ours.__name__).glob("fit-ops*.txt")
+    assert all(f".{step}_step" in report.read_text() for step in ("training", "validation")), "it is of both"
+
+
 def test_by_a_name_in_any_letters(tmp_path: Path) -> None:
     for name in "Simple", "ADVANCED":
         found = [type(trainer(library, tmp_path, profiler=name).profiler).__name__ for library in (theirs, ours)]

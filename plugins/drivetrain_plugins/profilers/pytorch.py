@@ -23,14 +23,60 @@ SORT_KEYS = (*(column.format(device) for device in ("cpu", "cuda") for column in
 _TABLE = [
     name for name in inspect.signature(EventList.table).parameters if name not in ("self", "sort_by", "row_limit")
 ]
-_STEP_OF = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+_STEPS_OF = {
+    "fit": ("training_step", "validation_step"),
+    "validate": ("validation_step",),
+    "test": ("test_step",),
+    "predict": ("predict_step",),
+}
+
+
+class OneCycleEach:
+    """A schedule for a profiler whose steps are of several kinds: each is counted and recorded for one cycle.
+
+    After its cycle a kind costs nothing, however long the stage is. A cycle is not broken into: while one kind is
+    warmed up or recorded, steps of another are not counted.
+
+    Args:
+        schedule: of the number of a kind's step, as ``torch.profiler.schedule`` makes it.
+        first: the kind that the others wait for: what validation does in the check before training is not recorded.
+    """
+
+    def __init__(self, schedule: Callable[[int], ProfilerAction], first: str) -> None:
+        self._schedule = schedule
+        self._first = first
+        self._counts: dict[str, int] = {}
+        self._kind: str | None = None
+        self._action = ProfilerAction.NONE
+        self._done: set[str] = set()
+
+    def takes(self, kind: str) -> bool:
+        """Whether the end of a step of this kind is a step of the profiler."""
+        if self._action != ProfilerAction.NONE:
+            return kind == self._kind
+        return kind not in self._done and (kind == self._first or self._kind is not None)
+
+    def enter(self, kind: str) -> None:
+        """The profiler's next step is of this kind."""
+        self._kind = kind
+
+    def __call__(self, number: int) -> ProfilerAction:
+        if self._kind is None or self._kind in self._done:
+            self._action = ProfilerAction.NONE
+            return self._action
+        self._counts[self._kind] = self._counts.get(self._kind, 0) + 1
+        self._action = self._schedule(self._counts[self._kind])
+        if self._action == ProfilerAction.RECORD_AND_SAVE:
+            self._done.add(self._kind)
+        return self._action
 
 
 class PyTorchProfiler(Profiler):
-    """Records operators of the stage's own steps (training steps in ``fit``) as the schedule says.
+    """Records operators of the stage's own steps (in ``fit`` of training and of validation) as the schedule says.
 
-    A trace of each recorded cycle is written to ``dirpath`` (default: the Trainer's ``log_dir``) as
-    ``{stage}-{filename}-{rank}.....pt.trace.json``; the report is a table of the operators.
+    One cycle of each kind of step is recorded, as in Lightning. Its trace is written to ``dirpath`` (default: the
+    Trainer's ``log_dir``) as ``{stage}-{filename}-{rank}.....pt.trace.json``; the report is a table of the operators
+    of all cycles.
 
     Args:
         dirpath, filename: see :class:`~drivetrain.profiler.Profiler`.
@@ -43,10 +89,12 @@ class PyTorchProfiler(Profiler):
         table_kwargs: further arguments of the table.
         **profiler_kwargs: for ``torch.profiler.profile`` (``schedule``, ``activities``, ``with_stack``, ...), and
             ``export_to_flame_graph`` with ``metric``. The default schedule is ``wait=1, warmup=1, active=3``; in a
-            stage of fewer than 5 steps all are recorded. An ``on_trace_ready`` is called in place of writing traces.
+            stage of fewer than 5 steps all are recorded. A schedule counts the steps of each kind, from 1, and the
+            first cycle that it ends is the one that is recorded. An ``on_trace_ready`` is called in place of writing
+            traces.
 
     Attributes:
-        function_events: what was recorded last, by a profile that is over; None before.
+        function_events: what was recorded, by a profile that is over; None before.
 
     Raises:
         ConfigurationError: ``sort_by_key``, ``schedule`` or ``table_kwargs`` that cannot be meant.
@@ -82,6 +130,7 @@ class PyTorchProfiler(Profiler):
             cuda = ProfilerActivity.CUDA in options["activities"]
         options.setdefault("activities", [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
         options["with_stack"] = options.get("with_stack", False) or self._flame_graph
+        options.setdefault("acc_events", True)  # the report is of all cycles
         self._options = options
         self._sort_by_key = sort_by_key or f"{'cuda' if cuda else 'cpu'}_time_total"
         if self._sort_by_key not in SORT_KEYS:
@@ -102,6 +151,7 @@ class PyTorchProfiler(Profiler):
         self._row_limit = row_limit
         self._record_module_names = record_module_names
         self.profiler: Any = None
+        self._cycles: OneCycleEach | None = None
         self._stepped: str | None = None  # the action that ends a step, by which files are called
         self.function_events: EventList | None = None
         self._ranges: dict[str, Any] = {}
@@ -119,17 +169,28 @@ class PyTorchProfiler(Profiler):
         found = self._ranges.pop(action_name, None)
         if found is not None:
             found.__exit__(None, None, None)
-        step = _STEP_OF.get(self._stage or "", "training_step")
-        if self.profiler is not None and not self._emit_nvtx and action_name.endswith(step):
-            self._stepped = action_name
-            self.profiler.step()
+        if self.profiler is None or self._emit_nvtx:
+            return
+        kind = next((step for step in self._steps if action_name.endswith(step)), None)
+        if kind is None or (self._cycles is not None and not self._cycles.takes(kind)):
+            return
+        if self._cycles is not None:
+            self._cycles.enter(kind)
+        self._stepped = action_name
+        self.profiler.step()
+
+    @property
+    def _steps(self) -> tuple[str, ...]:
+        return _STEPS_OF.get(self._stage or "", _STEPS_OF["fit"])
 
     def _begin(self) -> None:
         if self._emit_nvtx:
             self.profiler = torch.autograd.profiler.emit_nvtx()
         else:
+            schedule = self._schedule or self._default_schedule()
+            self._cycles = OneCycleEach(schedule, self._steps[0]) if schedule is not None else None
             self.profiler = torch.profiler.profile(
-                schedule=self._schedule or self._default_schedule(),
+                schedule=self._cycles,
                 on_trace_ready=self._on_trace_ready,
                 **self._options,
             )
@@ -143,14 +204,14 @@ class PyTorchProfiler(Profiler):
         if self._module is None or self._module._trainer is None:
             return None
         trainer = self._module._trainer
+        epochs = trainer.max_epochs
         counts = {
-            "fit": trainer.num_training_batches,
+            "fit": trainer.num_training_batches * (epochs if epochs is not None and epochs > 0 else float("inf")),
             "validate": sum(trainer.num_val_batches),
             "test": sum(trainer.num_test_batches),
             "predict": sum(trainer.num_predict_batches),
         }
-        few = counts.get(self._stage or "", 0) < 5 and trainer.max_epochs == 1
-        return None if few else torch.profiler.schedule(wait=1, warmup=1, active=3)
+        return None if counts.get(self._stage or "", 0) < 5 else torch.profiler.schedule(wait=1, warmup=1, active=3)
 
     def _mark(self, module: nn.Module, label: str) -> None:
         ranges: list[Any] = []
