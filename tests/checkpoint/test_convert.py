@@ -40,6 +40,19 @@ class Level(enum.IntEnum):
     HIGH = 3
 
 
+class Access(enum.Flag):
+    READ = enum.auto()
+    WRITE = enum.auto()
+
+
+class _Loud(type):
+    def __getattr__(cls, name: str) -> Any:
+        raise AssertionError(f"{name} was looked up through code of the class")
+
+
+class Lazy(metaclass=_Loud): ...
+
+
 class Name(str):
     __slots__ = ()
 
@@ -174,16 +187,38 @@ def test_a_config_that_holds_what_it_may_not_in_general_comes_back_as_an_attribu
 def test_other_types_come_back_as_their_plain_kin() -> None:
     point = namedtuple("point", "x y")
     values = [
-        Colour.RED,
-        Level.HIGH,
         Name("n"),
         point(1, 2),
         types.MappingProxyType({"a": 1}),
         defaultdict(lambda: 1, {"a": 2}),
     ]
     back = through_file(values)
-    assert back == ["red", 3, "n", (1, 2), {"a": 1}, {"a": 2}]
-    assert [type(value) for value in back] == [str, int, str, tuple, dict, OrderedDict]
+    assert back == ["n", (1, 2), {"a": 1}, {"a": 2}]
+    assert [type(value) for value in back] == [str, tuple, dict, OrderedDict]
+
+
+def test_a_member_of_an_enum_comes_back_where_its_class_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    Local = enum.Enum("Local", {"ONE": 1})
+    values = [Colour.RED, Level.HIGH, Access.READ | Access.WRITE, Access.READ, Access(0), {Colour.RED: [Level.HIGH]}]
+    back = through_file([*values, Local.ONE])
+    assert back == [*values[:4], 0, values[5], 1]
+    assert [type(value) for value in back] == [Colour, Level, Access, Access, int, dict, int]
+    member = to_safe(Colour.RED)
+    monkeypatch.setattr(Colour.RED, "_value_", "crimson")  # as a later version of the project has it
+    assert from_safe(member) == "red"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"module": "os", "class": "environ", "names": ["clear"]},
+        {"module": "not.imported", "class": "Colour", "names": ["RED"]},
+        {"module": __name__, "class": "Colour", "names": ["__class__"]},
+        {"module": __name__, "class": "Lazy.Colour", "names": ["RED"]},
+    ],
+)
+def test_what_a_file_names_for_a_member_is_not_run(named: dict[str, Any]) -> None:
+    assert from_safe({**to_safe(Colour.RED), **named}) == "red"
 
 
 def test_a_view_does_not_drag_its_storage_along() -> None:

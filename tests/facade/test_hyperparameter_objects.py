@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from argparse import Namespace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ from tests.facade.recorder import QUIET, loader, ours, theirs
 class Scale:
     def __init__(self, factor: float) -> None:
         self.factor = factor
+
+
+class Embedding(Enum):
+    LINEAR = "linear"
+    CONVOLUTION = "conv"
 
 
 def kind_of(L: Any) -> Any:
@@ -93,6 +99,34 @@ def test_what_is_not_made_unasked_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="made with the defaults of kind, loss, scale"):
         again = Module.load_from_checkpoint(tmp_path / "a.ckpt", net=nn.Linear(6, 3))
     assert again.scale is None and torch.equal(again.net.weight, module.net.weight)
+
+
+@pytest.mark.parametrize("trusted", [None, True, False])
+def test_members_of_an_enum_are_plain_in_the_file_and_themselves_in_the_module(
+    tmp_path: Path, trusted: bool | None
+) -> None:
+    """Of its value a project that asks ``mode is Embedding.LINEAR`` would make another network than was trained."""
+
+    class Module(ours.LightningModule):
+        def __init__(self, mode: Embedding, layers: Any) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.weight = nn.Parameter(torch.zeros(1 if mode is Embedding.LINEAR else 2))
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.weight.sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    fit = ours.Trainer(**QUIET, logger=False, max_epochs=1, limit_train_batches=1)
+    fit.fit(Module(Embedding.LINEAR, {"first": [Embedding.CONVOLUTION]}), loader())
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    plain = torch.load(tmp_path / "a.ckpt", weights_only=True)["hyper_parameters"]
+    assert plain == {"mode": "linear", "layers": {"first": ["conv"]}}
+    again = Module.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=None if trusted is None else not trusted)
+    assert again.hparams.mode is Embedding.LINEAR and again.hparams.layers == {"first": [Embedding.CONVOLUTION]}
+    assert again.weight.shape == (1,)
 
 
 def test_configurations_come_back_as_what_they_were_and_as_they_were_changed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ OrderedDict, defaultdict                       the same (a default that is no bu
 datetime, date, time, timedelta, Decimal, UUID the same
 torch dtype, device, Size, layout, Generator   the same (a generator of an absent device fails)
 range, slice, complex, bytearray               the same
-Enum                                           its value
+Enum                                           the same where its class is imported, else its value
 Namespace, dataclass                           :class:`AttributeDict`, nested ones too
 DictConfig, ListConfig                         the same; interpolations are resolved where they can be
 any other Mapping                              dict
@@ -42,10 +42,12 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from drivetrain.attribute_dict import AttributeDict
+from drivetrain.checkpoint import enum_member
 from drivetrain.errors import CheckpointError
 
 TAG = "drivetrain:type"
 CONFIG = "OmegaConf"
+ENUM = "Enum"
 
 Key = Any
 TensorHook = Callable[[tuple[Key, ...], torch.Tensor], Any]
@@ -169,7 +171,7 @@ class _Encoder:
             name = "defaultdict" if factory or obj.default_factory is None else "OrderedDict"
             return {TAG: name, "factory": factory, "items": self.items(obj, path)}
         if isinstance(obj, enum.Enum):
-            return self.encode(obj.value, path)
+            return {TAG: ENUM, "value": self.encode(obj.value, path), **enum_member.name_of(obj)}
         if isinstance(obj, pathlib.PurePath):
             return {TAG: "path", "value": str(obj)}
         if isinstance(obj, (np.ndarray, np.generic)):
@@ -346,6 +348,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Decode], Any]] = {
     "dict": lambda o, d: dict(_decode_items(o, d)),
     "attributes": lambda o, d: AttributeDict(_decode_items(o, d)),
     CONFIG: lambda o, d: _config_of(d(o["value"])),
+    ENUM: lambda o, d: enum_member.find(o["module"], o["class"], o["names"], d(o["value"])),
     "OrderedDict": lambda o, d: OrderedDict(_decode_items(o, d)),
     "Counter": lambda o, d: Counter(dict(_decode_items(o, d))),
     "defaultdict": lambda o, d: defaultdict(_FACTORIES.get(o["factory"] or ""), _decode_items(o, d)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import pickle
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from drivetrain.attribute_dict import AttributeDict
-from drivetrain.checkpoint.convert import CONFIG, TAG, from_safe, is_config, to_safe
+from drivetrain.checkpoint.convert import CONFIG, ENUM, TAG, from_safe, is_config, to_safe
 from drivetrain.checkpoint.trust import trusted
 from drivetrain.errors import CheckpointError
 
@@ -22,7 +23,7 @@ def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[s
 
     An object that is no plain data (a network, a function) is only in ``rest``, pickled, and only made again for a
     reader who trusts the file; what cannot be pickled is left out with a warning. A value that plain data brings back
-    as a plainer kind (a configuration of OmegaConf, a dataclass) is in both.
+    as a plainer kind (a configuration of OmegaConf, an Enum, a dataclass) is in both.
     """
     plain: dict[str, Any] = {}
     exact: dict[str, Any] = {}
@@ -107,7 +108,7 @@ def _untagged(safe: Any) -> Any:
     kind = safe.get(TAG)
     if kind is None:
         return {key: _untagged(value) for key, value in safe.items()}
-    if kind == CONFIG:
+    if kind in (CONFIG, ENUM):
         return _untagged(safe["value"])
     if kind in _MAPPINGS:
         return {_untagged(key): _untagged(value) for key, value in safe["items"]}
@@ -142,6 +143,8 @@ def _same_kinds(value: Any, again: Any) -> bool:
     if type(value) is not type(again):
         return isinstance(value, torch.Tensor)
     if is_config(value):  # what refers to other values, and what it was not allowed, did not come back
+        return False
+    if isinstance(value, enum.Enum):  # elsewhere its class may still have to be imported
         return False
     if isinstance(value, dict):
         return all(_same_kinds(inner, again.get(key)) for key, inner in value.items())
