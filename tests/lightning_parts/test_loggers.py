@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import enum
 import os
 import pickle
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.fabric.utilities.logger import _convert_params, _flatten_dict
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from drivetrain.logger import SilentExperiment
 from drivetrain_plugins.loggers import wandb as wandb_logger
+from drivetrain_plugins.loggers.parameters import flatten
 from drivetrain_plugins.loggers.saved_checkpoints import description
 from tests.distributed import run_job
 from tests.lightning_parts.both import classifier, compare, loader, trainer
@@ -180,8 +187,23 @@ class Saved:
         self.best_model_path, self.last_model_path, self.best_k_models = str(path), "", {}
 
 
+class Kind(enum.Enum):
+    WIDE = "wide"
+
+
+@dataclasses.dataclass
+class Options:
+    width: int = 8
+    taps: tuple[int, ...] = (1, 2)
+
+
 def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = put_mlflow(monkeypatch)
+    client, described = put_mlflow(monkeypatch), []
+
+    def read(run_id: str, folder: str, target: str) -> None:
+        described.append(sorted(yaml.safe_load(Path(folder, "metadata.yaml").read_text())))
+
+    monkeypatch.setattr(client, "log_artifacts", read, raising=False)
     logger = ours.loggers.MLFlowLogger(
         "mine", run_name="n", save_dir=str(tmp_path), tags={"a": 1}, prefix="p", log_model=True
     )
@@ -199,6 +221,7 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent[1]["params"][-1].key == "deep/x" and len(sent[1]["params"][-1].value) == 250
     assert [(m.key, m.value, m.step) for m in sent[2]["metrics"]] == [("p-ab", 2.0, 4), ("p-c", 1.0, 4)]
     assert client.named("log_artifact") == [(("r1", str(tmp_path / "best.ckpt"), "best"), {})]
+    assert described == [["Checkpoint", "original_filename", "score"]], "Lightning's names in metadata.yaml"
     assert client.calls[-1] == ("set_terminated", ("r1", "FINISHED"), {})
     again = ours.loggers.MLFlowLogger(run_id="r9", tracking_uri="http://127.0.0.1:9")
     assert (again.run_id, again.experiment_id, again.save_dir) == ("r9", "e7", None)
@@ -208,6 +231,32 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [args[2] for args, _ in client.named("log_artifact")] == ["best", "now", "best"]
     every.finalize("failed")
     assert client.calls[-1][1] == ("r1", "FAILED")
+
+
+def test_one_level_of_parameters_is_that_of_lightning() -> None:
+    """MLflow and TensorBoard hold texts, by which runs of both are compared: lists of parts, tuples, classes, enums."""
+    params = {
+        "blocks": [{"size": 3, "kind": Kind.WIDE}, {"size": 5, "taps": (1, 2)}],
+        "mixed": [{"size": 3}, 4],
+        "pair": ({"size": 3},),
+        "betas": (0.9, 0.999),
+        "optimizer": torch.optim.SGD,
+        "layer": torch.nn.ReLU(),
+        "kind": Kind.WIDE,
+        "options": Options(),
+        "several": [Options()],
+        "config": OmegaConf.create({"widths": [1, 2], "blocks": [{"size": 1}], "none": None}),
+        "given": Namespace(path=Path("data"), numbers=np.arange(2), seen={1}, rate=np.float32(0.5)),
+        7: {"key": True},
+    }
+    theirs_flat = _flatten_dict(_convert_params(dict(params)))
+    assert {k: str(v) for k, v in flatten(params).items()} == {k: str(v) for k, v in theirs_flat.items()}
+    assert flatten({"blocks": [], "part": {}, "f": len, "one": torch.tensor(2.0)}) == {
+        "blocks": "[]",
+        "part": "{}",
+        "f": "len",
+        "one": 2.0,
+    }, "what is empty is not lost, and there are no addresses"
 
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

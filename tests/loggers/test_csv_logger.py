@@ -130,9 +130,9 @@ def test_hyperparameters(tmp_path: Path) -> None:
         "options/width": 8,
         "options/path": "data",
         "optimizer/lr": 0.1,
-        "optimizer/betas": "[0.9, 0.5]",
+        "optimizer/betas": "(0.9, tensor(0.5000))",
         "dtype": "torch.float16",
-        "loss": "CrossEntropyLoss",
+        "loss": "<class 'torch.nn.modules.loss.CrossEntropyLoss'>",
         "flag": True,
         "empty": "{}",
     }

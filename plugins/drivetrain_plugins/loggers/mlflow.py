@@ -177,7 +177,7 @@ class MLFlowLogger(Logger):
             else:
                 client.log_artifact(self._run_id, path, target)
             with tempfile.TemporaryDirectory() as folder:
-                known = description(callback, path, score)
+                known = description(callback, path, score, kind="Checkpoint")  # so MLflow's users know it
                 Path(folder, "metadata.yaml").write_text(yaml.safe_dump(known), encoding="utf-8")
                 Path(folder, "aliases.txt").write_text(str(aliases(callback, path)), encoding="utf-8")
                 client.log_artifacts(self._run_id, folder, target)

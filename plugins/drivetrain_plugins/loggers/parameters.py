@@ -46,12 +46,42 @@ def _key(key: Any) -> bool | int | float | str | None:
 
 
 def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """One level: ``{"model": {"width": 8}}`` is ``{"model/width": 8}``; lists and None are their ``str``."""
+    """One level: ``{"model": {"width": 8}, "blocks": [{"size": 3}]}`` is ``{"model/width": 8, "blocks/0/size": 3}``.
+
+    What else is no number, boolean or string is its text, by which runs are compared and found: Lightning's loggers
+    write the same (a tuple with its brackets, a class with its module). A function is its name, without an address.
+    """
     flat: dict[str, bool | int | float | str] = {}
-    for key, value in plain(params).items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
+    for key, given in _opened(params).items():
+        name, value = f"{prefix}{key}", _opened(given)
+        if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{name}/"))
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                flat.update(flatten(item, f"{name}/{number}/"))
         else:
-            flat[name] = value if isinstance(value, bool | int | float | str) else str(value)
+            flat[name] = _text(value)
     return flat
+
+
+def _opened(value: Any) -> Any:
+    """A mapping of what holds one in another form; anything else as it is."""
+    if isinstance(value, DictConfig):
+        return {key: "???" if OmegaConf.is_missing(value, key) else value[key] for key in value}
+    if isinstance(value, Namespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value
+
+
+def _text(value: Any) -> bool | int | float | str:
+    if type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+        return _text(value.item())
+    if isinstance(value, ListConfig):
+        return str(OmegaConf.to_container(value, resolve=True))
+    if callable(value) and not isinstance(value, type) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    return str(value)

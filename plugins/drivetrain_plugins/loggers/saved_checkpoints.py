@@ -20,13 +20,13 @@ def fresh_checkpoints(callback: Any, sent: dict[str, float]) -> list[tuple[float
     return sorted((item for item in timed if sent.get(item[1], -1.0) < item[0]), key=lambda item: item[:2])
 
 
-def description(callback: Any, path: str, score: Any) -> dict[str, Any]:
-    """What is known of a checkpoint, as plain data."""
+def description(callback: Any, path: str, score: Any, kind: str | None = None) -> dict[str, Any]:
+    """What is known of a checkpoint, as plain data; the callback's settings under ``kind``, by default its class."""
     settings = {name: getattr(callback, name) for name in _DESCRIBED if hasattr(callback, name)}
     return {
         "score": getattr(score, "item", lambda: score)(),  # a number: a step stays a whole one
         "original_filename": Path(path).name,
-        type(callback).__name__: {name: _plain(value) for name, value in settings.items()},
+        kind or type(callback).__name__: {name: _plain(value) for name, value in settings.items()},
     }
 
 
