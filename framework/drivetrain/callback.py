@@ -31,9 +31,12 @@ class Callback:
             where to go on from begins there, or with the newest called ``last``, under Lightning's meanings.
         rebuilds: whether its ``setup``, where it has one, may give the module other layers. A checkpoint is then
             compared with the module only where it is loaded, and not before workers start.
+        handed_back: names of attributes beside the public ones that come back from workers which the Trainer started:
+            plain data that a further stage reads and that is no part of ``state_dict``.
     """
 
     saves_checkpoints = False
+    handed_back: tuple[str, ...] = ()
     shows_progress = False
     monitors = False
     rank_zero_only = False

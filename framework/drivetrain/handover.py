@@ -149,12 +149,12 @@ def _tensors(owner: Any) -> dict[str, tuple[torch.Tensor, int]]:
 
 
 def _noted(owner: Any, given: dict[str, tuple[torch.Tensor, int]]) -> dict[str, Any]:
-    """Public attributes of ``owner`` that are plain data, such as lists of losses; not the tensors that are as they
-    were ``given``, which may be the data itself."""
+    """Public attributes of ``owner`` that are plain data, such as lists of losses, and what it has ``handed_back``; not
+    the tensors that are as they were ``given``, which may be the data itself."""
     found = {}
     now = _tensors(owner)
     for name, value in vars(owner).items():
-        if name.startswith("_") or name == "training":
+        if name == "training" or (name.startswith("_") and name not in getattr(owner, "handed_back", ())):
             continue
         if name in now and name in given and now[name][0] is given[name][0] and now[name][1] == given[name][1]:
             continue

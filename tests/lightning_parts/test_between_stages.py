@@ -251,3 +251,18 @@ def test_the_last_checkpoint_where_there_is_none_is_the_weights_at_hand(tmp_path
         return {"found": [list(one.values()) if isinstance(one, dict) else one.tolist() for one in found]}
 
     assert compare(run)["found"]
+
+
+def test_a_checkpointing_callback_that_two_trainers_share(tmp_path: Path) -> None:
+    """The second fit does not save the step again at which the first one ended, also where workers trained it."""
+
+    def run(L: Any) -> dict[str, Any]:
+        folder, module = tmp_path / L.__name__, classifier(L)
+        saver = L.callbacks.ModelCheckpoint(folder, "{step}", "val", save_top_k=-1)
+        workers = {"strategy": "ddp", "devices": 2} if L is ours else {}
+        for epochs in 1, 2:
+            options = {"callbacks": [saver], "enable_checkpointing": True, "max_epochs": epochs, **workers}
+            trainer(L, tmp_path, **options).fit(module, loader(32 if workers else 16), loader(8))
+        return {"files": sorted(path.name for path in folder.iterdir()), "saved": saver._last_global_step_saved}
+
+    assert compare(run) == {"files": ["step=4.ckpt", "step=8.ckpt"], "saved": 8}

@@ -34,6 +34,7 @@ class CheckpointFiles(CheckpointOptions):
     CHECKPOINT_NAME_LAST = "last"
     FILE_EXTENSION = ".ckpt"
     STARTING_VERSION = 1
+    handed_back = ("_last_global_step_saved", "_last_checkpoint_saved")  # a further fit does not save a step again
 
     def _fresh(self) -> None:
         self._last_global_step_saved = 0
