@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -20,17 +21,35 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 def named_state(module: nn.Module, optimizer: Optimizer, names: dict[int, str] | None = None) -> dict[str, Any]:
     """``{"state": {name: {...}}, "param_groups": [{..., "params": [names]}]}``; tensors are shared, not copied.
-    ``names`` where the optimizer's parameters are not those of ``module`` any more."""
+
+    Of an optimizer that keeps more, ``"beside": {key: value}`` is what its ``state`` holds under keys of its own (a
+    count of steps), and ``"further"`` what else its ``state_dict`` has (that of an optimizer within). ``names`` where
+    the optimizer's parameters are not those of ``module`` any more.
+    """
     names = parameter_names(module) if names is None else names
     packed = optimizer.state_dict()
     order = [p for group in optimizer.param_groups for p in group["params"]]
     by_index = {i: names.get(id(p), f"#{i}") for i, p in enumerate(order)}
-    return {
-        "state": {by_index[index]: state for index, state in packed["state"].items()},
+    return renamed(packed, by_index)
+
+
+def renamed(packed: Mapping[str, Any], by_index: Mapping[int, str]) -> dict[str, Any]:
+    """``state_dict`` of an optimizer with the names of :func:`named_state` for positions."""
+    states = packed.get("state", {})
+    named: dict[str, Any] = {
+        "state": {by_index[key]: state for key, state in states.items() if key in by_index},
         "param_groups": [
             {**group, "params": [by_index[index] for index in group["params"]]} for group in packed["param_groups"]
         ],
     }
+    beside = {key: value for key, value in states.items() if key not in by_index}
+    further = {key: value for key, value in packed.items() if key not in ("state", "param_groups")}
+    return named | {key: part for key, part in (("beside", beside), ("further", further)) if part}
+
+
+def packed_again(named: Mapping[str, Any], state: dict[Any, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """``state`` and ``groups`` by position with what else :func:`named_state` had, as the optimizer gave it."""
+    return {**named.get("further", {}), "state": state | named.get("beside", {}), "param_groups": groups}
 
 
 def load_named_state(module: nn.Module, optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -42,7 +61,8 @@ def load_named_state(module: nn.Module, optimizer: Optimizer, saved: dict[str, A
             f"the checkpoint's optimizer has {len(saved['param_groups'])} parameter groups, this one has"
             f" {len(groups)}: configure the same groups or load the weights only."
         )
-    index, state, packed_groups = 0, {}, []
+    index, packed_groups = 0, []
+    state: dict[Any, Any] = {}
     for group, saved_group in zip(groups, saved["param_groups"], strict=True):
         indices = []
         for parameter in group["params"]:
@@ -52,4 +72,4 @@ def load_named_state(module: nn.Module, optimizer: Optimizer, saved: dict[str, A
             indices.append(index)
             index += 1
         packed_groups.append({**saved_group, "params": indices})
-    optimizer.load_state_dict({"state": state, "param_groups": packed_groups})
+    optimizer.load_state_dict(packed_again(saved, state, packed_groups))

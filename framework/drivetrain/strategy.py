@@ -41,6 +41,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 from torch.optim import Optimizer
 
@@ -379,8 +380,8 @@ class Strategy(StrategyView):
             return
         self.module.cpu()
         for optimizer in optimizers:
-            for state in optimizer.state.values():
-                state.update({name: value.cpu() for name, value in state.items() if isinstance(value, torch.Tensor)})
+            for key, state in optimizer.state.items():
+                optimizer.state[key] = apply_to_collection(state, torch.Tensor, lambda value: value.cpu())
 
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""

@@ -24,6 +24,7 @@ from drivetrain.checkpoint import layout, single
 from drivetrain.checkpoint.kept_hyperparameters import read_hyperparameters, write_hyperparameters
 from drivetrain.cli import export
 from drivetrain.errors import CheckpointError, ConfigurationError
+from tests.resume.test_optimizers import Counting, Slow
 from tests.runs import QUIET, dataset, seeded
 
 SIDES = {"lightning": lightning, "drivetrain": ours}
@@ -814,3 +815,35 @@ def test_arrays_of_words_are_lists_for_who_reads_the_file_by_himself() -> None:
         values, _ = read_hyperparameters(kept, rest, True)
         assert np.array_equal(values["words"], words)
         assert np.array_equal(values["mixed"], mixed)
+
+
+@pytest.mark.parametrize("kind", [Counting, Slow])
+@pytest.mark.parametrize("writer", sorted(SIDES))
+def test_what_an_optimizer_keeps_beside_the_states_of_parameters_moves_both_ways(
+    writer: str, kind: type[torch.optim.SGD], tmp_path: Path
+) -> None:
+    quiet = {**QUIET, "accelerator": "cpu", "devices": 1, "logger": False}
+
+    def module(side: Any) -> Any:
+        class Module(Body, side.LightningModule):  # type: ignore[misc, name-defined]
+            def configure_optimizers(self) -> Any:
+                return kind(self.parameters(), lr=0.1, momentum=0.9)
+
+        return Module()
+
+    saved: dict[str, Any] = {}
+    for name, side in SIDES.items():
+        trainer = side.Trainer(**quiet, max_epochs=1)
+        trainer.fit(module(side), loader())
+        trainer.save_checkpoint(tmp_path / name)
+        (state,) = torch.load(tmp_path / name, weights_only=False)["optimizer_states"]
+        saved[name] = repr(
+            [sorted(state), sorted(state["state"].items(), key=str), state["param_groups"], state.get("slow")]
+        )
+    assert saved["drivetrain"] == saved["lightning"]
+    ends = []
+    for side in SIDES.values():
+        further = module(side)
+        side.Trainer(**quiet, max_epochs=2).fit(further, loader(), ckpt_path=tmp_path / writer, weights_only=False)
+        ends.append(repr([further.state_dict(), further.seen]))
+    assert ends[0] == ends[1]

@@ -22,6 +22,48 @@ class Lbfgs(Classifier):
         super().__init__("lbfgs")
 
 
+class Counting(torch.optim.SGD):
+    """A schedule within: it counts steps in its state, beside what it keeps of each parameter, as MADGRAD does."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        count = self.state.setdefault("count", torch.zeros(1, dtype=torch.long))
+        count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / (1 + count.item())
+        return super().step(closure)
+
+
+class Slow(torch.optim.SGD):
+    """Keeps weights of its own, which its ``state_dict`` gives beside torch's parts, as Lookahead does."""
+
+    def _all(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        slow = vars(self).setdefault("slow", [p.detach().clone() for p in self._all()])
+        loss = super().step(closure)
+        with torch.no_grad():
+            for held, p in zip(slow, self._all(), strict=True):
+                p.copy_(held.lerp_(p, 0.5))
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slow": [t.clone() for t in vars(self).get("slow", [])]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        vars(self)["slow"] = [t.clone() for t in state_dict["slow"]]
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "slow"})
+
+
+class Stepped(Everything):
+    def __init__(self, kind: type[torch.optim.SGD]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def configure_optimizers(self) -> Any:
+        return self.kind(self.parameters(), lr=0.1, momentum=0.9)
+
+
 class Overflowing(Everything):
     """The gradient of batch ``at`` of the first epoch is infinite on the last rank, or on the only one."""
 
@@ -59,6 +101,17 @@ def test_lbfgs(strategy: str, devices: int, tmp_path: Path) -> None:
     whole = _stopped_and_resumed(tmp_path, Lbfgs, (1, 4, 7), options)
     (state,) = checkpoint.load(whole / "7-batch-1.ckpt", world_size=devices).shared["optimizer_states"]
     assert "old_dirs" in str(state)  # else nothing of the history was there to be lost
+
+
+@pytest.mark.parametrize("kind", [Counting, Slow])
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
+def test_what_an_optimizer_keeps_beside_the_states_of_parameters(
+    strategy: str, devices: int, kind: type[torch.optim.SGD], tmp_path: Path
+) -> None:
+    options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}
+    whole = _stopped_and_resumed(tmp_path, lambda: Stepped(kind), (1, 4), options)
+    (state,) = end(whole, 0, devices)["optimizer_states"]
+    assert ("count" in state["beside"]) if kind is Counting else ("slow" in state["further"])
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])

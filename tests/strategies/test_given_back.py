@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain import Trainer, lightning
 from drivetrain.checkpoint import load
+from drivetrain.strategy import Strategy
 from tests.distributed import run_job
 from tests.runs import QUIET, Classifier, loader, train
 from tests.strategies.gpt import TinyGPT, token_loader
@@ -124,3 +126,24 @@ def gone_on_from_what_was_saved_after(rank: int, size: int, folder: Path) -> lis
 def test_what_a_script_saves_after_a_fit_has_the_random_states_of_its_end(tmp_path: Path) -> None:
     for whole, again in run_job(gone_on_from_what_was_saved_after, 2, tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+def test_what_an_optimizer_keeps_beside_the_states_of_parameters_is_given_back_too() -> None:
+    """Its own tensors may lie in the state itself, or in lists of a parameter's: none is left on the device."""
+
+    class Elsewhere(torch.Tensor):
+        """Stands for a tensor on a device."""
+
+        def cpu(self, *_: Any, **__: Any) -> torch.Tensor:  # type: ignore[override]
+            return torch.zeros(1)
+
+    module = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    there = torch.zeros(1).as_subclass(Elsewhere)
+    optimizer.state["count"] = there
+    optimizer.state[module.bias] = {"history": [there, 3], "momentum": there}
+    on_a_device: Any = SimpleNamespace(module=module, device=torch.device("meta"))
+    Strategy.give_back(on_a_device, [optimizer])
+    of_bias = optimizer.state[module.bias]
+    held = [optimizer.state["count"], *of_bias["history"], of_bias["momentum"]]
+    assert [type(value) for value in held] == [torch.Tensor, torch.Tensor, int, torch.Tensor]

@@ -20,6 +20,7 @@ import torch
 from drivetrain.checkpoint.convert import from_safe, to_safe
 from drivetrain.checkpoint.kept_hyperparameters import write_hyperparameters
 from drivetrain.errors import CheckpointError
+from drivetrain.named_optimizer import packed_again, renamed
 
 OURS = "drivetrain"
 VERSION_KEY = "pytorch-lightning_version"
@@ -217,7 +218,8 @@ def by_position(named: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     order = [name for group in named["param_groups"] for name in group["params"]]
     place = {name: index for index, name in enumerate(order)}
     groups = [{**group, "params": [place[name] for name in group["params"]]} for group in named["param_groups"]]
-    return {"state": {place[name]: value for name, value in named["state"].items()}, "param_groups": groups}, order
+    state = {place[name]: value for name, value in named["state"].items()}
+    return packed_again(named, state, groups), order
 
 
 def by_name(packed: Mapping[str, Any], order: list[str]) -> dict[str, Any]:
@@ -232,9 +234,7 @@ def by_name(packed: Mapping[str, Any], order: list[str]) -> dict[str, Any]:
             f"the checkpoint's optimizer has {len(indices)} parameters, this one has {len(order)}: configure the same"
             " or load the weights only."
         )
-    name = dict(zip(indices, order, strict=True))
-    groups = [{**group, "params": [name[index] for index in group["params"]]} for group in packed["param_groups"]]
-    return {"state": {name[index]: value for index, value in packed["state"].items()}, "param_groups": groups}
+    return renamed(packed, dict(zip(indices, order, strict=True)))
 
 
 # -- tensors --------------------------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ class Pipeline(Strategy):
         for optimizer, listed in zip(optimizers, self.group_names if optimizers else [], strict=True):
             named = named_state(self.module, optimizer)
             groups = [{**g, "params": names} for g, names in zip(named["param_groups"], listed, strict=True)]
-            states.append({"state": gather_states(self.line, named["state"]), "param_groups": groups})
+            states.append({**named, "state": gather_states(self.line, named["state"]), "param_groups": groups})
         return {"module": self.module.state_dict(), "optimizers": states, "precision": self.precision.state_dict()}
 
     def spread(self) -> None:

@@ -240,12 +240,12 @@ class Zero(Strategy):
             states = [named_state(self.module, self._optimizer)]
         elif optimizers:
             groups = zip(self._optimizer.param_groups, self._group_names, strict=True)
-            states = [
-                {
-                    "state": self._whole.states() if self._whole else {},
-                    "param_groups": [{**group, "params": names} for group, names in groups],
-                }
-            ]
+            named = {
+                "state": self._whole.states() if self._whole else {},
+                "param_groups": [{**group, "params": names} for group, names in groups],
+            }
+            beside = {key: value for key, value in self._optimizer.state.items() if not isinstance(key, torch.Tensor)}
+            states = [named | ({"beside": beside} if beside else {})]
         return {"module": module, "optimizers": states, "precision": self.precision.state_dict()}
 
     def _weights(self) -> dict[str, Any]:
@@ -282,6 +282,7 @@ class Zero(Strategy):
             for one in saved[:1]:
                 self._load_groups(one["param_groups"])
                 self._whole.load_states(one["state"])
+                self._optimizer.state.update(one.get("beside", {}))
         if "precision" in state:
             self.precision.load_state_dict(state["precision"])
 
