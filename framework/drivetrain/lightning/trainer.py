@@ -21,7 +21,7 @@ from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
 from drivetrain.data import DataModule
 from drivetrain.errors import ConfigurationError, PossibleUserWarning
-from drivetrain.lightning import deep_names, passed_over
+from drivetrain.lightning import autologging, deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.connectors import _AcceleratorConnector
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
@@ -205,6 +205,22 @@ class Trainer(drivetrain.trainer.Trainer):
         if not fast_dev_run:
             self.max_epochs, self.min_epochs = max_epochs, min_epochs  # type: ignore[assignment]
 
+    def fit(
+        self,
+        model: TrainModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """See :meth:`drivetrain.Trainer.fit`. What ``mlflow.pytorch.autolog()`` asked for is written down."""
+        given = (model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+        if autologging.wrap(Trainer, _PLAIN_FIT):
+            Trainer.fit(self, *given)
+        else:
+            super().fit(*given)
+
     def _data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
         return super()._data(as_ours(loaders, DataModule), as_ours(datamodule, DataModule))
 
@@ -260,5 +276,7 @@ class Trainer(drivetrain.trainer.Trainer):
     def _accelerator_connector(self) -> _AcceleratorConnector:
         return _AcceleratorConnector.of(self)
 
+
+_PLAIN_FIT = Trainer.fit  # as it is without anything around it
 
 deep_names.name_below(__name__)
