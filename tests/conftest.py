@@ -15,6 +15,7 @@ os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 # With GPUs in sight torch's first backward starts a thread for each; what needs GPUs is in tests/gpu.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import gc
 import shutil
 import signal
 import tempfile
@@ -51,6 +52,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(own, ignore_errors=True))
     # A shell starts what runs in the background deaf to it, and so would be the programs whose end is tested.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # What has been imported stays. Collections would go through all of it again and again, in each forked rank too.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from drivetrain.callback import state_name
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.checkpoint.convert import plain_tensor
 from drivetrain.errors import CheckpointError
+from drivetrain.frame_room import in_one_chunk
 from drivetrain.launch import Job, launch
 from drivetrain.launch.temporary import temporary_folder
 from drivetrain.module import TrainModule
@@ -66,7 +67,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     rng.restore(payload["random"])
     given = {key: _tensors(owner) for key, owner in _owners(trainer, request).items()}
     flags = _flags(request.module)
-    result = session.run(trainer, request, job)
+    result = in_one_chunk(session.run, trainer, request, job)
     if request.stage == "predict":
         if result is not None:  # a rank that serves predicts nothing
             torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")

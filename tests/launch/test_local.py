@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -370,3 +371,12 @@ def test_start_method_follows_the_threads() -> None:
     finally:
         event.set()
         thread.join()
+
+
+def _passed_over(job: Job, payload: dict[str, Any]) -> int:
+    return gc.get_freeze_count()
+
+
+def test_a_workers_garbage_collections_pass_over_what_it_inherited() -> None:
+    [passed_over] = launch(_passed_over, {}, workers=1).values()
+    assert passed_over > gc.get_freeze_count() + 0.9 * len(gc.get_objects())

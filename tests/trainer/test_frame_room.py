@@ -6,6 +6,8 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from drivetrain import Trainer
 from drivetrain.frame_room import in_one_chunk
 from tests.runs import QUIET, Classifier, loader
@@ -62,7 +64,8 @@ class Sweeping(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_stage_runs_so() -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_stage_runs_so(devices: int) -> None:
     module = Sweeping()
-    Trainer(strategy="single", max_steps=1, **QUIET).fit(module, loader(4))
+    Trainer(strategy="ddp", devices=devices, max_steps=1, **QUIET).fit(module, loader(4))
     assert module.faults < _CALLS / 4

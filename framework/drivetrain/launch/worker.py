@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import io
 import multiprocessing
@@ -64,6 +65,9 @@ def run(assignment: Assignment) -> bytes:
     bind_to_parent(assignment.parent)
     if not assignment.parent:
         _leave_forkserver(assignment.processes)
+    # What the launching process had lives as long as this one. Each full garbage collection would go through all of
+    # it, and by that copy the memory that a fork shares.
+    gc.freeze()
     _await_siblings(assignment)
     os.environ.pop("TORCHELASTIC_SIGNALS_TO_HANDLE", None)
     job = place(assignment.job)
