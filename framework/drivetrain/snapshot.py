@@ -137,6 +137,27 @@ def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
         )
 
 
+def contents(trainer: Trainer, weights_only: bool = False) -> dict[str, Any]:
+    """The dictionary of a file in Lightning's layout, of this rank alone, after the hooks that may change it.
+
+    Raises:
+        CheckpointError: no rank alone has the whole state.
+    """
+    strategy = trainer.strategy
+    alone = strategy.communicator.world_size > 1
+    if alone and not strategy.support.replicated:
+        raise CheckpointError(
+            f"under strategy={trainer.strategy_name} no worker has the whole state by itself: call save_checkpoint on"
+            " all of them instead."
+        )
+    if trainer.hooks is None:
+        trainer.hooks = Hooks(trainer, trainer.lightning_module, trainer.callbacks)
+    tell = partial(snapshot_file.tell, trainer, gradients=torch.is_grad_enabled())
+    with torch.inference_mode(False), torch.no_grad():
+        shared, own = capture(trainer, weights_only, alone=alone)
+        return snapshot_file.contents(trainer, shared, own, weights_only, tell)
+
+
 def write_alone(trainer: Trainer, path: str | Path) -> Path:
     """Save what this rank has at ``path``, without a word to the others, who may be gone: after an exception.
 

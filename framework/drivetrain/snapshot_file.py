@@ -91,6 +91,17 @@ def write_alone(
     return path
 
 
+def contents(
+    trainer: Trainer, shared: dict[str, Any], own: dict[str, Any], weights_only: bool, tell: Callable[..., None]
+) -> dict[str, Any]:
+    """What a file of this rank alone would hold; nothing is written, and nothing exchanged with other ranks."""
+    if weights_only and trainer.loop is not None:
+        shared = shared | {"loops": loop_state.state_of(trainer.loop), "run": facts(trainer)}
+    content = layout.compose(shared, [] if weights_only else [layout.pack(own)], trainer.strategy_name)
+    tell(content, callbacks=not weights_only)
+    return content
+
+
 def facts(trainer: Trainer) -> dict[str, Any]:
     """What Lightning's counters need to know of a run besides where it stands."""
     length, validation = trainer.num_training_batches, sum(n for n in trainer.num_val_batches if n != float("inf"))

@@ -6,6 +6,7 @@ Names and meanings are those of Lightning's ``trainer.strategy``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -114,6 +115,12 @@ class StrategyView:
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
         """``batch`` on this rank's device, or another."""
         return move(batch, self.device if device is None else torch.device(device))
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Write ``checkpoint``, a dictionary in Lightning's layout, as one file; the first rank does, others need not
+        call it."""
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
 
     def barrier(self, name: str | None = None) -> None:
         """Wait until every rank is here."""

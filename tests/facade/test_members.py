@@ -168,6 +168,27 @@ def where_a_module_keeps_its_device(L: Any, folder: Path) -> Any:
 
 
 @question
+def a_checkpoint_that_a_callback_writes_itself(L: Any, folder: Path) -> Any:
+    """As MLflow's does, on the first rank only."""
+    seen = []
+
+    class Own(L.Callback):  # type: ignore[misc, name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            for weights_only in (False, True):
+                content = trainer._checkpoint_connector.dump_checkpoint(weights_only)
+                trainer.strategy.save_checkpoint(content, folder / "own.ckpt")
+                read = torch.load(folder / "own.ckpt", weights_only=False)
+                seen.append((sorted(read.keys() - {"drivetrain"}), read["epoch"], read["global_step"]))
+                seen.append([float(weight.sum()) for weight in read["state_dict"].values()])
+
+        def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+            seen.append(sorted(checkpoint.keys() - {"drivetrain"}))
+
+    trainer_of(L, callbacks=[Own()], max_epochs=2).fit(module_of(L), loader())
+    return seen
+
+
+@question
 def whether_there_are_several_workers(L: Any, folder: Path) -> Any:
     """As Optuna's callback asks, before it shares its decisions."""
     return [trainer_of(L, devices=devices)._accelerator_connector.is_distributed for devices in (1, 2)]

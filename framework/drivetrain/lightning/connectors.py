@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
+from drivetrain import snapshot
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -95,3 +96,19 @@ class _AcceleratorConnector:
         if not torch.cuda.is_available():
             raise ConfigurationError("there is no GPU that torch can use here.")
         return "cuda"
+
+
+class _CheckpointConnector:
+    """A Trainer's ``_checkpoint_connector``: MLflow's callback asks it for a checkpoint that it writes itself, on the
+    first rank only."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def dump_checkpoint(self, weights_only: bool = False) -> dict[str, Any]:
+        """What a checkpoint of this moment holds; ``trainer.strategy.save_checkpoint`` writes it.
+
+        Raises:
+            CheckpointError: the strategy leaves no rank the whole state.
+        """
+        return snapshot.contents(self._trainer, weights_only)
