@@ -445,3 +445,24 @@ def test_a_loader_without_a_batch_cannot_begin_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="loader 1 of those that are read at once has no batch, and so none"):
         trainer(ours, tmp_path).fit(module(ours), loaders)
     assert [items[0][1] for items in ours.utilities.CombinedLoader(loaders, "max_size")] == [None, None]
+
+
+@pytest.mark.parametrize(("L", "workers"), [(theirs, 1), (ours, 2)])
+def test_batchnorm_is_as_the_trainer_was_made(
+    L: Any, workers: int, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Lightning's Trainer does not look at the attribute; torch has no SyncBatchNorm for CPUs that could be seen."""
+
+    class Look(L.Callback):  # type: ignore[misc, name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.seen = type(pl_module.norm).__name__
+
+    look, project = Look(), module(L)
+    project.norm = nn.BatchNorm1d(2)
+    project.norm.requires_grad_(False)
+    made = trainer(L, tmp_path, devices=workers, callbacks=[look], max_steps=1)
+    made.sync_batchnorm = True
+    told = [str(one.message) for one in recwarn if "sync_batchnorm" in str(one.message)]
+    assert len(told) == (L is ours)
+    made.fit(project, loader())
+    assert look.seen == "BatchNorm1d"

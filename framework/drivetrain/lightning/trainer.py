@@ -87,6 +87,7 @@ class Trainer(drivetrain.trainer.Trainer):
     """
 
     meanings = LIGHTNING
+    _sync_batchnorm: bool
 
     @_from_environment
     def __init__(
@@ -271,6 +272,20 @@ class Trainer(drivetrain.trainer.Trainer):
     @property
     def accelerator(self) -> Accelerator:
         return CUDAAccelerator() if self.accelerator_name == "cuda" else CPUAccelerator()
+
+    @property
+    def sync_batchnorm(self) -> bool:
+        """What the Trainer was made with. As in Lightning, that alone counts: setting it later changes nothing."""
+        return self._sync_batchnorm
+
+    @sync_batchnorm.setter
+    def sync_batchnorm(self, given: bool) -> None:
+        made_with = vars(self).setdefault("_sync_batchnorm", given)
+        if bool(given) != bool(made_with) and self.strategy_name != "single":
+            rank_zero_warn(
+                f"trainer.sync_batchnorm = {given} changes nothing, as in Lightning: give sync_batchnorm={given} to the"
+                " Trainer when it is made."
+            )
 
     @property
     def _accelerator_connector(self) -> _AcceleratorConnector:
