@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,65 @@ from torch import nn
 
 import drivetrain.lightning as ours
 from tests.facade.recorder import QUIET, loader, net
+
+LIBRARIES = ["lightning.pytorch", "drivetrain.lightning"]
+
+# An interpreter that has the library imported, as each script does first of all, and a copy of it for each script.
+FIRST = """
+import os, runpy, sys
+from {library} import Trainer
+
+for folder in sys.argv[1:]:
+    if os.fork() == 0:
+        os.chdir(folder)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+        sys.argv[:], sys.path[0] = [os.path.join(folder, "script.py")], folder
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
+    assert os.wait()[1] == 0, open(os.path.join(folder, "err")).read()
+"""
+
+
+@dataclass
+class Told:
+    """What a script wrote to both of its outputs, and into the file that its logging was set up with."""
+
+    out: str
+    err: str
+    file: str = ""
+
+
+def told(folder: Path, library: str, *texts: str, first: str = "") -> list[Told]:
+    """What scripts of one process tell, each as if it were started by itself.
+
+    Args:
+        first: what is run before the library is imported.
+    """
+    places = [folder / library / str(number) for number in range(len(texts))]
+    for place, text in zip(places, texts, strict=True):
+        place.mkdir(parents=True)
+        (place / "script.py").write_text(_of(library, text))
+    command = [sys.executable, "-c", first + FIRST.format(library=library), *map(str, places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=places[0])
+    assert done.returncode == 0, done.stderr
+    return [
+        Told(*(path.read_text() if (path := place / name).exists() else "" for name in Told.__annotations__))
+        for place in places
+    ]
+
+
+def told_by_workers(folder: Path, library: str, text: str) -> Told:
+    """What a script tells that starts workers, for which a copy of an interpreter is no sound one to fork."""
+    script = folder / f"{library}.py"
+    script.write_text(_of(library, text))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=folder, check=True)
+    return Told(done.stdout, done.stderr)
+
+
+def _of(library: str, text: str) -> str:
+    return text.format(library=library, package=library.removesuffix(".pytorch"))
+
 
 SCRIPT = """
 import logging
@@ -32,8 +93,8 @@ print("on standard output")
 
 FORMATTED = """
 import logging
-import {library} as L
-from {library}.pytorch import _logger as log
+import {package} as L
+from {package}.pytorch import _logger as log
 
 L.pytorch._logger.handlers[0].setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
 L.pytorch.utilities.rank_zero.rank_zero_info("of the library")
@@ -42,28 +103,18 @@ assert L.pytorch._root_logger is logging.getLogger()
 """
 
 
-@pytest.mark.parametrize("library", ["lightning", "drivetrain.lightning"])
-def test_a_project_gives_messages_a_form_of_its_own(library: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(FORMATTED.format(library=library))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == ["[INFO] of the library", "[WARNING] of the project"]
-
-
-@pytest.mark.parametrize("library", ["lightning.pytorch", "drivetrain.lightning"])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(library=library))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert done.stdout == "on standard output\n"
-    lines = done.stderr.splitlines()
+    formed, plain = told(tmp_path, library, FORMATTED, SCRIPT)
+    assert formed.err.splitlines() == ["[INFO] of the library", "[WARNING] of the project"]
+    assert plain.out == "on standard output\n"
+    lines = plain.err.splitlines()
     assert lines[:2] == ["of the project", "of its logger"]
     assert [line.lower() for line in lines[2:]] in (["seed set to 3"], ["root: seed set to 3"])
 
 
 SET_UP = """
 import logging
-{before}
 from {library}.callbacks import EarlyStopping
 from {library}.utilities import rank_zero_info
 
@@ -72,25 +123,26 @@ rank_zero_info("of the library")
 logging.getLogger(EarlyStopping.__module__).info("of a callback")
 logging.getLogger("of.the.project").info("of the project")
 """
-BEFORE = 'logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")'
+BEFORE = """
+import logging
+
+logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")
+"""
 
 
-@pytest.mark.parametrize("before", ["", BEFORE], ids=["after", "before"])
-def test_logging_that_is_set_up_after_the_import_takes_no_messages(before: str, tmp_path: Path) -> None:
+def test_logging_that_is_set_up_after_the_import_takes_no_messages(tmp_path: Path) -> None:
     """Hydra sets the root logger up within a script, whose imports are done by then."""
-
-    def told(library: str) -> tuple[list[str], list[str]]:  # on standard error, and in the project's file
-        folder = tmp_path / library
-        folder.mkdir()
-        script = folder / "script.py"
-        script.write_text(SET_UP.format(library=library, before=before))
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=folder)
-        return done.stderr.splitlines(), (folder / "file").read_text().splitlines()
-
     both = ["of the library", "of a callback"]
-    (shown, ours_kept), (_, theirs_kept) = told("drivetrain.lightning"), told("lightning.pytorch")
-    assert ours_kept == theirs_kept == ([*both, "of the project"] if before else ["of the project"])
-    assert shown == ([] if before else both)
+    ours_told, theirs_told = (told(tmp_path, library, SET_UP)[0] for library in reversed(LIBRARIES))
+    assert ours_told.file.splitlines() == theirs_told.file.splitlines() == ["of the project"]
+    assert ours_told.err.splitlines() == both
+
+
+def test_logging_that_is_set_up_before_the_import_takes_messages(tmp_path: Path) -> None:
+    both = ["of the library", "of a callback"]
+    ours_told, theirs_told = (told(tmp_path, library, SET_UP, first=BEFORE)[0] for library in reversed(LIBRARIES))
+    assert ours_told.file.splitlines() == theirs_told.file.splitlines() == [*both, "of the project"]
+    assert ours_told.err == ""
 
 
 REPORTS = """
@@ -103,38 +155,35 @@ class Module(BoringModel):
     def validation_step(self, batch, batch_idx):
         self.log("loss", torch.tensor(float(self.current_epoch)))
 
-stopping = EarlyStopping("loss", patience=5, verbose={verbose})
-saving = ModelCheckpoint("checkpoints", monitor="loss", verbose={verbose})
-quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
-trainer = L.Trainer(
-    accelerator="cpu", devices={devices}, max_epochs=2, limit_train_batches=1, limit_val_batches=1,
-    callbacks=[stopping, saving], **quiet,
-)
-trainer.fit(Module())
+def fit(verbose):
+    stopping = EarlyStopping("loss", patience=5, verbose=verbose)
+    saving = ModelCheckpoint("checkpoints", monitor="loss", verbose=verbose)
+    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=DEVICES, max_epochs=2, limit_train_batches=1, limit_val_batches=1,
+        callbacks=[stopping, saving], **quiet,
+    )
+    trainer.fit(Module())
+
 """
+SILENT, VERBOSE = "fit(False)\n", "fit(True)\n"
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_what_callbacks_report_is_seen(devices: int, tmp_path: Path) -> None:
+def reported(told: Told) -> list[str]:
+    lines, words = told.err.lower().splitlines(), ("improved", "saved", "saving", "best", "top 1")
+    return [word for line in lines for word in words if word in line]
+
+
+def test_what_callbacks_report_is_seen(tmp_path: Path) -> None:
     """By a script that sets no logging up: EarlyStopping by each worker, as under Lightning, ModelCheckpoint once."""
-
-    def told(library: str, verbose: bool) -> list[str]:
-        folder = tmp_path / library / str(verbose)
-        folder.mkdir(parents=True)
-        script = folder / "script.py"
-        script.write_text(REPORTS.format(library=library, verbose=verbose, devices=devices))
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=folder, check=True)
-        lines = done.stderr.lower().splitlines()  # of several workers in any order
-        found = [word for line in lines for word in ("improved", "saved", "saving", "best", "top 1") if word in line]
-        return found if devices == 1 else sorted(found)
-
-    assert told("drivetrain.lightning", False) == []
-    reports = told("drivetrain.lightning", True)
-    if devices == 2:
-        assert reports == ["best", "improved", "improved", "saved"]
-    else:
-        assert reports == ["improved", "saved", "best"]
-        assert told("lightning.pytorch", True) == ["improved", "best", "saving", "best", "top 1", "top 1"]
+    alone, workers = (REPORTS.replace("DEVICES", str(devices)) for devices in (1, 2))
+    [theirs_told] = told(tmp_path, "lightning.pytorch", alone + VERBOSE)
+    assert reported(theirs_told) == ["improved", "best", "saving", "best", "top 1", "top 1"]
+    silent, verbose = told(tmp_path, "drivetrain.lightning", alone + SILENT, alone + VERBOSE)
+    assert reported(silent) == []
+    assert reported(verbose) == ["improved", "saved", "best"]
+    of_workers = told_by_workers(tmp_path, "drivetrain.lightning", workers + SILENT + VERBOSE)
+    assert sorted(reported(of_workers)) == ["best", "improved", "improved", "saved"]
 
 
 OF_RANKS = """
@@ -162,25 +211,23 @@ class Module(BoringModel):
         self.log("of an object", self.mean)
 
 trainer = L.Trainer(
-    accelerator="cpu", devices={devices}, max_epochs=2, limit_train_batches=1, limit_val_batches=1, logger=False,
+    accelerator="cpu", devices=DEVICES, max_epochs=2, limit_train_batches=1, limit_val_batches=1, logger=False,
     enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, strategy="ddp",
 )
 trainer.fit(Module())
 """
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_what_ranks_do_not_combine_is_told_once(devices: int, tmp_path: Path) -> None:
-    def told(library: str) -> list[str]:
-        script = tmp_path / f"{library}.py"
-        script.write_text(OF_RANKS.format(library=library, devices=devices))
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, check=True)
-        about = [line.split("self.log(")[1] for line in done.stderr.splitlines() if "sync_dist=True" in line]
+def test_what_ranks_do_not_combine_is_told_once(tmp_path: Path) -> None:
+    def named(told: Told) -> list[str]:
+        about = [line.split("self.log(")[1] for line in told.err.splitlines() if "sync_dist=True" in line]
         return sorted(line.split("'")[1] for line in about)
 
-    assert told("drivetrain.lightning") == (["of both", "own"] if devices == 2 else [])
-    if devices == 2:
-        assert told("lightning.pytorch") == ["of both", "of the first", "own"]
+    alone, workers = (OF_RANKS.replace("DEVICES", str(devices)) for devices in (1, 2))
+    [of_one] = told(tmp_path, "drivetrain.lightning", alone)
+    assert named(of_one) == []
+    assert named(told_by_workers(tmp_path, "drivetrain.lightning", workers)) == ["of both", "own"]
+    assert named(told_by_workers(tmp_path, "lightning.pytorch", workers)) == ["of both", "of the first", "own"]
 
 
 def test_the_algorithm_of_clipping_is_told_alike() -> None:
@@ -281,9 +328,7 @@ L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=Fa
 """
 
 
-@pytest.mark.parametrize("library", ["lightning.pytorch", "drivetrain.lightning"])
+@pytest.mark.parametrize("library", LIBRARIES)
 def test_a_warning_of_a_step_is_shown_once_where_a_metric_is_logged(library: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(WARNED.format(library=library))
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stderr.count("UserWarning: said by a step") == 1
+    [warned] = told(tmp_path, library, WARNED)
+    assert len(re.findall("[0-9]: (UserWarning: )?said by a step", warned.err)) == 1
