@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Mlflow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.off, self.around, self.epochs, self.run = True, 0, [], Recorder()  # type: ignore[var-annotated]
+        self.joined = [os.getpid()]
 
         def patched_fit(original: Callable[..., Any], fit: Any, *args: Any, **kwargs: Any) -> Any:
             self.around += 1
@@ -40,7 +42,9 @@ class Mlflow:
             monkeypatch.setattr(kind, of, lambda *args, **kwargs: patch(original, *args, **kwargs))
 
         for name, attributes in {
-            "mlflow": {key: getattr(self.run, key) for key in ("log_params", "log_metrics", "log_artifact")},
+            "mlflow": {key: getattr(self.run, key) for key in ("log_params", "log_metrics", "log_artifact")}
+            | {"active_run": self.active_run, "get_tracking_uri": lambda: "file:here"}
+            | {"set_tracking_uri": self.run.set_tracking_uri, "start_run": self.start_run},
             "mlflow.utils": {},
             "mlflow.utils.autologging_utils": {
                 "autologging_is_disabled": lambda name: self.off,
@@ -53,6 +57,35 @@ class Mlflow:
             module = ModuleType(name)
             module.__dict__.update(attributes)
             monkeypatch.setitem(sys.modules, name, module)
+
+    def active_run(self) -> Any:
+        """A run is active in the process that began it or joined it."""
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1")) if os.getpid() in self.joined else None
+
+    def start_run(self, run_id: str) -> None:
+        self.joined.append(os.getpid())
+
+
+class Active(ours.Callback):
+    """Notes whether a run is active in the first rank when training starts, and what was told to MLflow for that."""
+
+    def __init__(self, mlflow: Mlflow) -> None:
+        self._mlflow = mlflow
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self.process, self.active = os.getpid(), self._mlflow.active_run() is not None
+        self.address = [args[0] for args, _ in self._mlflow.run.named("set_tracking_uri")]
+
+
+def test_a_worker_writes_to_the_run_of_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = Mlflow(monkeypatch)
+    mlflow.off = False
+    for devices, address in ((1, []), (2, ["file:here"])):
+        look = Active(mlflow)
+        run = trainer(ours, tmp_path, strategy="ddp", devices=devices, max_epochs=1, callbacks=[look])
+        run.fit(classifier(ours), loader())
+        assert (look.process == os.getpid(), look.active, look.address) == (devices == 1, True, address)
+        assert not [one for one in run.callbacks if type(one).__name__ == "JoinRun"], "it is this fit's only"
 
 
 def test_what_was_asked_for_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

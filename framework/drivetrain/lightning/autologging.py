@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from drivetrain.callback import Callback
+
 _FLAVOR = "pytorch"  # MLflow's name for what it does to Lightning
 _OF_EARLY_STOPPING = ("monitor", "mode", "patience", "min_delta", "stopped_epoch")
 
@@ -41,13 +43,34 @@ def wrap(kind: type, plain: Callable[..., Any]) -> bool:
         stopping = _early_stopping(trainer)
         if stopping is not None:
             _mlflow().log_params({name: getattr(stopping, name) for name in _OF_EARLY_STOPPING})
-        result = around(original, trainer, *args, **kwargs)
+        joining = JoinRun(_mlflow().active_run().info.run_id, _mlflow().get_tracking_uri())
+        trainer.callbacks.insert(0, joining)  # before those that write
+        try:
+            result = around(original, trainer, *args, **kwargs)
+        finally:
+            trainer.callbacks[:] = [callback for callback in trainer.callbacks if callback is not joining]
         if stopping is not None:
             _tell_of_the_end(trainer, stopping, tools)
         return result
 
     tools.safe_patch(_FLAVOR, kind, "fit", fit, manage_run=True)
     return True
+
+
+class JoinRun(Callback):
+    """The first worker that the Trainer starts writes to the run of the script that started it.
+
+    A run is active in the process that began it only: what MLflow's callbacks write of a checkpoint would begin another
+    one, which nobody ends.
+    """
+
+    def __init__(self, run_id: str, tracking_uri: str) -> None:
+        self._run_id, self._tracking_uri = run_id, tracking_uri
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if trainer.is_global_zero and _mlflow().active_run() is None:
+            _mlflow().set_tracking_uri(self._tracking_uri)
+            _mlflow().start_run(run_id=self._run_id)
 
 
 def _mlflow() -> Any:
