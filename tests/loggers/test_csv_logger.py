@@ -155,3 +155,8 @@ def test_holds_no_file_over_a_fork_and_pickles(tmp_path: Path) -> None:
 def _log_and_close(logger: CSVLogger) -> None:
     logger.log_metrics({"a": 2.0}, step=2)
     logger.finalize("completed")
+
+
+def test_numbers_that_python_has_none_for_are_text() -> None:
+    found = flatten({"wide": np.longdouble(0.5), "absent": torch.zeros(1, device="meta"), "half": np.float32(0.5)})
+    assert found["wide"] == "0.5" and "meta" in str(found["absent"]) and found["half"] == 0.5

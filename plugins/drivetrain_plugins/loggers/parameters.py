@@ -78,8 +78,9 @@ def _opened(value: Any) -> Any:
 def _text(value: Any) -> bool | int | float | str:
     if type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1):
-        return _text(value.item())
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta):
+        number = value.item()
+        return str(number) if isinstance(number, np.generic) else _text(number)  # Python has no number that wide
     if isinstance(value, ListConfig):
         return str(OmegaConf.to_container(value, resolve=True))
     if callable(value) and not isinstance(value, type) and hasattr(value, "__qualname__"):
