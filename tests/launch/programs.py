@@ -97,3 +97,8 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def loaded(job: Any, payload: dict[str, Any]) -> list[str]:
+    """Which of ``payload["names"]`` a worker has imported that does nothing with them."""
+    return [name for name in payload["names"] if name in sys.modules]

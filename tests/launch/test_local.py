@@ -380,3 +380,10 @@ def _passed_over(job: Job, payload: dict[str, Any]) -> int:
 def test_a_workers_garbage_collections_pass_over_what_it_inherited() -> None:
     [passed_over] = launch(_passed_over, {}, workers=1).values()
     assert passed_over > gc.get_freeze_count() + 0.9 * len(gc.get_objects())
+
+
+def test_what_the_trainer_imports_is_imported_once_for_all_workers_of_a_forkserver() -> None:
+    names = ["torch._dynamo", "drivetrain.trainer"]
+    __import__("drivetrain.trainer")  # as where a Trainer launches
+    found = launch("tests.launch.programs:loaded", {"names": names}, workers=1, start_method="forkserver")
+    assert found == {0: names}
