@@ -9,6 +9,7 @@ import decimal
 import enum
 import io
 import pathlib
+import sys
 import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -208,6 +209,13 @@ def test_a_member_of_an_enum_comes_back_where_its_class_is(monkeypatch: pytest.M
     assert from_safe(member) == "red"
 
 
+class OnDemand(types.ModuleType):
+    """A module that is run when a name in it is looked up, as one that is imported on demand."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was looked up")
+
+
 @pytest.mark.parametrize(
     "named",
     [
@@ -215,9 +223,14 @@ def test_a_member_of_an_enum_comes_back_where_its_class_is(monkeypatch: pytest.M
         {"module": "not.imported", "class": "Colour", "names": ["RED"]},
         {"module": __name__, "class": "Colour", "names": ["__class__"]},
         {"module": __name__, "class": "Lazy.Colour", "names": ["RED"]},
+        {"module": "on.demand", "class": "Colour", "names": ["RED"]},
+        {"module": __name__, "class": 2, "names": ["RED"]},
+        {"module": __name__, "class": "Colour", "names": [[]]},
+        {"module": __name__, "class": "Colour", "names": 3},
     ],
 )
-def test_what_a_file_names_for_a_member_is_not_run(named: dict[str, Any]) -> None:
+def test_what_a_file_names_for_a_member_is_not_run(named: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "on.demand", OnDemand("on.demand"))
     assert from_safe({**to_safe(Colour.RED), **named}) == "red"
 
 

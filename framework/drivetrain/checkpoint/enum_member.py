@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import operator
 import sys
+from collections.abc import Mapping
 from functools import reduce
+from types import ModuleType
 from typing import Any
 
 
@@ -22,13 +24,23 @@ def find(module: str, qualified_name: str, names: list[str], value: Any) -> Any:
     A file from elsewhere may name anything: classes are looked up in the dictionaries of imported modules, past every
     ``__getattr__``, and members in that of their class.
     """
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in (module, qualified_name, *names)):
+        return value
     found: Any = sys.modules.get(module)
     for part in qualified_name.split("."):
-        found = None if found is None else getattr(found, "__dict__", {}).get(part)
-    if not isinstance(found, enum.EnumType) or not names:
+        found = _defined_in(found).get(part)
+    if not issubclass(type(found), enum.EnumType) or not names:
         return value
     members = [type.__getattribute__(found, "_member_map_").get(name) for name in names]
     if any(member is None for member in members):
         return value
     member = reduce(operator.or_, members) if len(members) > 1 else members[0]
     return member if (member.value == value) is True else value  # an array says it of each of its elements
+
+
+def _defined_in(owner: Any) -> Mapping[str, Any]:
+    """What a module or a class has in its dictionary: asked past its own ways to look names up, which for a module that
+    is imported on demand would run it."""
+    if issubclass(type(owner), ModuleType):
+        return object.__getattribute__(owner, "__dict__")
+    return type.__getattribute__(owner, "__dict__") if issubclass(type(owner), type) else {}
