@@ -44,7 +44,7 @@ class Slow(torch.optim.SGD):
         loss = super().step(closure)
         with torch.no_grad():
             for held, p in zip(slow, self._all(), strict=True):
-                p.copy_(held.lerp_(p, 0.5))
+                p.lerp_(held.lerp_(p, 0.5), 0.5)
         return loss
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ be newer than those it was computed with; how much newer is its staleness (Ho et
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +18,11 @@ import zmq
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.named_optimizer import packed_again, renamed
 from drivetrain_plugins.parameter_server.departures import PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Listener
-from drivetrain_plugins.parameter_server.groups import check_groups, set_groups
+from drivetrain_plugins.parameter_server.groups import check_groups, own_settings, set_groups
+from drivetrain_plugins.parameter_server.packing import pack
 from drivetrain_plugins.parameter_server.store import Store
 from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode, size
@@ -77,6 +80,7 @@ class Server:
         self.waiting: dict[int, tuple[bytes, str]] = {}  # rank: who waits for what
         self.averaged = False  # whether all workers pushed in this clock
         self.square: float | None = None  # of the norm of the averaged gradients, where somebody asked
+        self.told: list[dict[str, Any]] | None = None  # settings of groups, as a worker sent them last
         self.stepping = True  # whether any worker had a loss in this clock
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -255,13 +259,17 @@ class Server:
             raise WireError(f"a {message.kind} does not say which parameters it has gradients for")
 
     def _state(self, who: bytes, rank: int, message: Message) -> None:
-        plain, tensors = [], []
-        for name, values in self.state().items():
+        plain: list[list[Any]] = []
+        tensors: list[Tensor] = []
+        state = self.state()
+        for name, values in state.get("state", {}).items():
             for key, value in values.items():
                 if isinstance(value, Tensor):
                     tensors.append(value)
                 plain.append([name, key, None if isinstance(value, Tensor) else [value]])
-        self._send(who, Message("state", {"entries": plain, "staleness": self.staleness}, tensors))
+        own = own_settings(self.optimizer, self.told) if self.optimizer is not None else []
+        kept = pack([state.get("beside", {}), state.get("further", {}), own], tensors)
+        self._send(who, Message("state", {"entries": plain, "kept": kept, "staleness": self.staleness}, tensors))
 
     # -- gradients ----------------------------------------------------------------------------------------------
     def _average(self) -> None:
@@ -303,33 +311,52 @@ class Server:
     def _check_step(self, message: Message) -> None:
         if self.optimizer is None:
             raise WireError("nothing is trained in this stage")
-        check_groups(message.fields.get("groups"), self.optimizer)
+        check_groups(message.fields.get("groups"), self.optimizer, self.told)
 
     def _step(self, message: Message) -> None:
         assert self.optimizer is not None
-        set_groups(message.fields["groups"], self.optimizer)
+        groups = message.fields["groups"]
+        set_groups(groups, self.optimizer, self.told)
+        self.told = groups
         self.optimizer.step()
         self.store.changed()
         self.version += 1
 
     # -- states -------------------------------------------------------------------------------------------------
-    def state(self) -> dict[str, dict[str, Any]]:
-        """The optimizer's state by parameter name; tensors are shared, not copied."""
+    def state(self) -> dict[str, Any]:
+        """The optimizer's :func:`drivetrain.named_optimizer.named_state`; tensors are shared, not copied."""
         if self.optimizer is None:
             return {}
-        return {name: dict(self.optimizer.state[p]) for name, p in self.parameters.items() if p in self.optimizer.state}
+        names = {id(p): name for name, p in self.parameters.items()}
+        return renamed(self.optimizer.state_dict(), dict(enumerate(names[id(p)] for p in self._stepped())))
 
-    def load(self, weights: Mapping[str, Tensor], state: Mapping[str, Mapping[str, Any]] | None) -> None:
-        """Take up weights and, unless None, the optimizer's state, of which this server takes what it holds."""
+    def load(self, weights: Mapping[str, Tensor], saved: Mapping[str, Any] | None) -> None:
+        """Take up weights and, unless None, what :meth:`state` gave: ``saved["state"]`` may lack parameters."""
         with self.lock, torch.no_grad():
             for name, p in self.parameters.items():
                 p.copy_(weights[name])
-                if state is None or self.optimizer is None:
-                    continue
-                self.optimizer.state.pop(p, None)
-                if name in state:
-                    self.optimizer.state[p] = {key: _own(value, p) for key, value in state[name].items()}
+            if saved is not None and self.optimizer is not None:
+                self._load(saved, self.optimizer)
+            self.told = None  # the workers' settings are those of the checkpoint, too
             self.store.changed()
+
+    def _load(self, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
+        state: dict[Tensor, dict[str, Any]] = {
+            p: {key: _own(value, p) for key, value in saved["state"][name].items()}
+            for name, p in self.parameters.items()
+            if name in saved["state"]
+        }
+        if "further" in saved:  # only the optimizer knows where it goes
+            by_index = {i: state[p] for i, p in enumerate(self._stepped()) if p in state}
+            optimizer.load_state_dict(packed_again(saved, by_index, optimizer.state_dict()["param_groups"]))
+            return
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        optimizer.state.update(copy.deepcopy(saved.get("beside", {})))
+
+    def _stepped(self) -> list[nn.Parameter]:
+        assert self.optimizer is not None
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
 def _own(value: Any, parameter: Tensor) -> Any:

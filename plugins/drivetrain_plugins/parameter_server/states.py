@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
+from drivetrain.errors import TrainingError
+from drivetrain_plugins.parameter_server.packing import unpack
 from drivetrain_plugins.parameter_server.pieces import Piece, joined
 from drivetrain_plugins.parameter_server.wire import Message
 
@@ -26,6 +29,37 @@ def whole(
         for name, key, value in answer.fields["entries"]:
             found.setdefault(pieces[name], {})[key] = next(tensors) if value is None else value[0]
     return joined(found, shapes)
+
+
+def kept_beside(answers: Sequence[Message], optimizer: Optimizer) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """``{"beside": ..., "further": ...}`` of :func:`drivetrain.named_optimizer.named_state`, as far as there are any,
+    and of every group the settings that the optimizer changed itself.
+
+    Raises:
+        TrainingError: several servers have come to different ones. What counts steps is the same on all; what differs
+            is of all parameters together, which no server has, and no checkpoint could say for another number of them.
+    """
+    found = [unpack(answer.fields["kept"], answer.tensors) for answer in answers]
+    if not all(_same(found[0], one) for one in found[1:]):
+        raise TrainingError(
+            f"{type(optimizer).__name__} keeps something beside its parameters that differs from server to server, so"
+            " that it cannot be saved as one: use strategy.servers=1 or strategy=ddp."
+        )
+    beside, further, groups = found[0]
+    return {key: value for key, value in (("beside", beside), ("further", further)) if value}, groups
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        return both and one.dtype == other.dtype and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
 
 
 def part(

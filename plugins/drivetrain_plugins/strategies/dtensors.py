@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.errors import TrainingError
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.precision import Precision
+from drivetrain_plugins.strategies.own_parts import refuse_shards
 from drivetrain_plugins.strategies.plain import Original
 
 
@@ -83,7 +84,10 @@ def state(
 ) -> dict[str, Any]:
     """``rest`` of a strategy's state with that of ``optimizers``, also after the module has been given back."""
     names = None if original is None else original.names
-    return {**rest, "optimizers": [named_state(module, optimizer, names) for optimizer in optimizers]}
+    states = [named_state(module, optimizer, names) for optimizer in optimizers]
+    for optimizer, named in zip(optimizers, states, strict=True):
+        refuse_shards(optimizer, named)
+    return {**rest, "optimizers": states}
 
 
 def load_state(

@@ -26,7 +26,7 @@ from drivetrain_plugins.parameter_server import staleness, states
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.copies import Copies
 from drivetrain_plugins.parameter_server.endpoint import Listener
-from drivetrain_plugins.parameter_server.groups import plain_groups
+from drivetrain_plugins.parameter_server.groups import as_before, plain_groups
 from drivetrain_plugins.parameter_server.layout import Layout
 from drivetrain_plugins.parameter_server.meeting import Roles, meet, share_memory
 from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide
@@ -35,6 +35,7 @@ from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
 from drivetrain_plugins.strategies.averaging import has_mean
+from drivetrain_plugins.strategies.own_parts import refuse_own_parts
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class ParameterServer(Strategy):
             )
         tensors = {name: p.detach() for name, p in self.parameters.items()}
         servers = len(self.roles.servers)
+        if servers > 1:
+            refuse_own_parts(optimizers[0], f"strategy=parameter_server with servers={servers}")
         shares = divide(cut(tensors, servers, optimizers[0]), tensors, servers)
         self.held = [{piece.key: piece for piece in share} for share in shares]
         layouts = [
@@ -306,7 +309,10 @@ class ParameterServer(Strategy):
         packed = [named_state(self.module, optimizer) for optimizer in optimizers]
         if packed:
             answers = self._ask(lambda number: Message("state"), "state")
-            packed[0]["state"] = states.whole(answers, self.held, self.shapes)
+            beside, settings = states.kept_beside(answers, optimizers[0])
+            packed[0] |= {"state": states.whole(answers, self.held, self.shapes), **beside}
+            for group, changed in zip(packed[0]["param_groups"], settings, strict=True):
+                group.update({key: as_before(value, group.get(key)) for key, value in changed.items()})
         return {"module": self.module.state_dict(), "optimizers": packed, "precision": self.precision.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
@@ -318,7 +324,8 @@ class ParameterServer(Strategy):
         if self.server is not None and self.fits:
             share = self.held[self.roles.index]
             weights = {key: piece.of(self.parameters[piece.name].detach()) for key, piece in share.items()}
-            self.server.load(weights, states.part(saved[0]["state"], share, self.shapes) if saved else None)
+            own = [{**one, "state": states.part(one["state"], share, self.shapes)} for one in saved[:1]]
+            self.server.load(weights, own[0] if own else None)
         if self.trains and self.fits:
             self.copies.remember()
         if self.options.embedded and self.fits:

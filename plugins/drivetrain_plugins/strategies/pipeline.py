@@ -26,6 +26,7 @@ from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.pipeline_calls import least_calls
 from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called_again, name_of
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
@@ -146,6 +147,8 @@ class Pipeline(Strategy):
         names = parameter_names(self.module)
         self.group_names: list[list[list[str]]] = []
         for optimizer in optimizers:
+            if self.line.world_size > 1:
+                refuse_own_parts(optimizer, "strategy=pipeline")
             listed = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
             self.group_names.append(listed)
             for group in optimizer.param_groups:
@@ -266,6 +269,7 @@ class Pipeline(Strategy):
         self.spread()
         states = []
         for optimizer, listed in zip(optimizers, self.group_names if optimizers else [], strict=True):
+            refuse_different(self.line, optimizer, "strategy=pipeline")
             named = named_state(self.module, optimizer)
             groups = [{**g, "params": names} for g, names in zip(named["param_groups"], listed, strict=True)]
             states.append({**named, "state": gather_states(self.line, named["state"]), "param_groups": groups})

@@ -25,6 +25,7 @@ from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll
+from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
@@ -116,6 +117,8 @@ class Zero(Strategy):
                 f"{type(module).__name__} configures no optimizer and strategy=zero shares out an optimizer's states:"
                 " configure one or use strategy=ddp."
             )
+        if self._stage:
+            refuse_own_parts(optimizers[0], f"strategy=zero with stage={self.options.stage}")
         names = parameter_names(module)
         self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
         model = _Model(module, self.precision)
@@ -244,9 +247,23 @@ class Zero(Strategy):
                 "state": self._whole.states() if self._whole else {},
                 "param_groups": [{**group, "params": names} for group, names in groups],
             }
-            beside = {key: value for key, value in self._optimizer.state.items() if not isinstance(key, torch.Tensor)}
+            refuse_different(self.communicator, self._optimizer, "strategy=zero")
+            beside = self._beside()
             states = [named | ({"beside": beside} if beside else {})]
         return {"module": module, "optimizers": states, "precision": self.precision.state_dict()}
+
+    def _beside(self) -> dict[Any, Any]:
+        """What the optimizer's state holds under keys of its own."""
+        return {key: value for key, value in self._optimizer.state.items() if not isinstance(key, Tensor)}
+
+    def _destroy(self) -> None:
+        """End the engine, which looks for tensors in all that the optimizer's state holds and takes it for parameters'
+        states: what is none is put aside."""
+        beside = self._beside()
+        for key in beside:
+            del self._optimizer.state[key]
+        self._engine.destroy()
+        self._optimizer.state.update(beside)
 
     def _weights(self) -> dict[str, Any]:
         """The module's whole state; in stage 3 a copy, as the module has slices only."""
@@ -315,7 +332,7 @@ class Zero(Strategy):
         saved = self.state_dict([self._optimizer])["optimizers"] if alone else []
         if self._sharded:
             self.finish()
-        self._engine.destroy()
+        self._destroy()
         if self._sharded:
             full_parameters(self._model)
         if self._reached is not None:
@@ -340,7 +357,7 @@ class Zero(Strategy):
         if self.job.world_size == 1:  # nobody else to wait for
             self._release()
         elif self._engine is not None and error is None:
-            self._engine.destroy()
+            self._destroy()
         self._see_off(failed=error is not None)
         super().close(error)
 
