@@ -163,16 +163,21 @@ Made by `python -m drivetrain support --write docs/support.md` from the strategi
 them. What is not listed is refused before anything starts. Each column is read with the other columns at their first
 choice; `python -m drivetrain support --refusals` prints all combinations that are refused, with the reason.
 
-Two things show only while training. One is a `training_step` that returns `None` to skip a batch on some ranks and not
-on the others. Where parameters or gradients are in shards (`fsdp`, `mesh` with `shard` above 1, `zero` from stage 2 on)
+Three things show only while training. One is a `training_step` that returns `None` to skip a batch on some ranks only.
+Where parameters or gradients are in shards (`fsdp`, `mesh` with `shard` above 1, `zero` from stage 2 on)
 that ends the job, with a sentence that says so. The ranks gather weights and reduce gradients together, block by block,
 in every forward and backward pass, and a rank that returned before its forward pass, or has no loss to go backward
-from, has no pass in which to do its part. `return loss * 0.0` takes part. A batch that no rank has a loss of is left
-out there, as everywhere.
+from, has no pass in which to do its part. `return loss * 0.0` takes part, where the loss is a number. A batch that no
+rank has a loss of is left out there, as everywhere.
 
 Likewise a loss that leaves out parameters which other ranks use, as experts do that only some samples go to, ends the
 job under `fsdp`, `mesh` with `shard` and `zero` from stage 1 on; `strategy=ddp strategy.find_unused_parameters=true`
 trains it. What no rank uses in a step is left as it is, but `zero` refuses that, too.
+
+The third is an optimizer that keeps more than states of parameters, where each rank or server steps a part of the
+parameters. A count of steps is saved and comes back. What differs from rank to rank, and parts of `state_dict` that
+only the optimizer knows (weights kept a second time), are refused under `parameter_server` with several servers,
+`pipeline` and `zero` from stage 1 on; tensors in shards, when `fsdp`, `mesh` or `tensor_parallel` save them.
 
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from drivetrain import Trainer
-from drivetrain.errors import ConfigurationError, WorkerError
+from drivetrain.errors import ConfigurationError, Interrupted, WorkerError
 from tests.compression.test_compressors import LOSSY
 from tests.compression.test_runs import CLOSE, EXACT, Watch, fewer_bytes
 from tests.runs import QUIET, Classifier, Gan, difference, loader, train
@@ -149,6 +149,8 @@ def main(words: list[str]) -> int:
             continue
         try:
             print(f"{name}: {check()}", flush=True)
+        except Interrupted:  # whoever asks for the end means all of them
+            raise
         except Exception:
             failed += 1
             print(f"{name}: FAILED\n{traceback.format_exc()}", flush=True)
