@@ -11,8 +11,10 @@ import ctypes
 import io
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -85,6 +87,8 @@ def _run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout
         raise RuntimeError("forking ranks is only safe while torch computes with one thread; a test changed it")
 
     context = multiprocessing.get_context("fork")
+    # Where loader processes put their sockets: Python's own folder for them stays where torch ends one that is slow to.
+    sockets = tempfile.mkdtemp(prefix="ranks-")
     listener = socket.create_server(("127.0.0.1", 0))
     ends = [context.Pipe() for _ in range(world_size)]
     ours = [mine for mine, _ in ends]
@@ -94,6 +98,7 @@ def _run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout
             mine.close()
             if other != rank:
                 theirs.close()
+        multiprocessing.current_process()._config["tempdir"] = sockets  # type: ignore[attr-defined]
         _child(fn, rank, world_size, args, timeout=timeout, end=ends[rank][1], listener=listener if group else None)
 
     processes = [context.Process(target=child, args=(rank,), name=f"rank-{rank}") for rank in range(world_size)]
@@ -124,6 +129,7 @@ def _run(fn: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout
         for mine, theirs in ends:
             mine.close()
             theirs.close()
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _collect(ours: list[Connection], processes: list[Any], timeout: float) -> list[Any]:

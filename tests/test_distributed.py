@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +161,22 @@ def test_a_leaking_test_fails(pytester: pytest.Pytester, repository: Path) -> No
     assert done.returncode == 1, done.stdout
     assert "the test left behind: variable: LEFT=1" in done.stdout
     assert "2 passed, 1 error" in done.stdout
+
+
+def test_a_loader_process_that_is_ended_leaves_no_folder_of_its_sockets(run_ranks: Callable[..., Any]) -> None:
+    def loads(made: Any) -> None:
+        made.send(get_temp_dir())
+        time.sleep(60)
+
+    def ends(rank: int, world_size: int) -> str:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=loads, args=(theirs,))
+        process.start()
+        folder = ours.recv()
+        process.terminate()
+        process.join()
+        return str(folder)
+
+    [folder] = run_ranks(ends, 1)
+    assert not Path(folder).exists()
