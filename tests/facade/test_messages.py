@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -51,7 +50,8 @@ def told(folder: Path, library: str, *texts: str, first: str = "") -> list[Told]
     Args:
         first: what is run before the library is imported.
     """
-    places = [folder / library / str(number) for number in range(len(texts))]
+    # Lightning takes a script for its own, and words warnings so, by the name of a folder that it lies in.
+    places = [folder / str(LIBRARIES.index(library)) / str(number) for number in range(len(texts))]
     for place, text in zip(places, texts, strict=True):
         place.mkdir(parents=True)
         (place / "script.py").write_text(_of(library, text))
@@ -331,4 +331,4 @@ L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=Fa
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_warning_of_a_step_is_shown_once_where_a_metric_is_logged(library: str, tmp_path: Path) -> None:
     [warned] = told(tmp_path, library, WARNED)
-    assert len(re.findall("[0-9]: (UserWarning: )?said by a step", warned.err)) == 1
+    assert warned.err.count("UserWarning: said by a step") == 1
