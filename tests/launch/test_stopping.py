@@ -55,14 +55,40 @@ def test_workers_save_and_all_end(signum: signal.Signals, code: int, how: str, t
     }
 
 
-def test_control_c_reaches_the_whole_group(tmp_path: Path) -> None:
-    with programs.forked(_program, tmp_path, "raise", SOON) as process:
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_reaches_the_whole_group(signum: signal.Signals, code: int, start_method: str, tmp_path: Path) -> None:
+    with programs.forked(_program, tmp_path, "raise", SOON, start_method) as process:
         assert process.pid is not None
         _ready(tmp_path)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, signum)
         process.join(SOON)
-        assert process.exitcode == 130
+        assert process.exitcode == code
     assert len(list(tmp_path.glob("saved_*"))) == 2
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_forkserver_that_ends_before_the_workers_start(
+    signum: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with programs.forked(_program, tmp_path, "raise", SOON, "forkserver") as process:
+        assert process.pid is not None
+        deadline = time.monotonic() + SOON
+        while not (found := _forkservers(process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if signum == signal.SIGTERM:  # to all, as a scheduler may: one that is just starting does not pass it over yet
+            os.killpg(process.pid, signum)
+        else:
+            os.kill(found[0].pid, signum)
+        process.join(SOON)
+        assert process.exitcode == (143 if signum == signal.SIGTERM else 1)
+    said = capfd.readouterr()
+    assert said.err == "", "semaphores were let go of in time"
+    assert ("the forkserver that starts the workers ended" in said.out) is (signum == signal.SIGKILL)
+
+
+def _forkservers(pid: int) -> list[Any]:
+    return [one for one in programs.descendants(pid) if "multiprocessing.forkserver" in " ".join(one.cmdline())]
 
 
 def test_deaf_workers_have_their_grace_only(tmp_path: Path) -> None:

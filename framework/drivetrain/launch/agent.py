@@ -20,7 +20,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
 from drivetrain.launch import failure
 from drivetrain.launch.nodes import FixedNodes
 from drivetrain.launch.worker import Assignment, run, started
@@ -126,9 +126,12 @@ class Agent(LocalElasticAgent):
         self.failure, self._seen, self._looked = None, {}, time.time()
         job = replace(self._assignment.job, attempt=self.nodes.attempt)
         worker_group.spec.args = (replace(self._assignment, job=job),)
+        processes = None
         try:
             with _without_main(self._start_method):
                 processes = super()._start_workers(worker_group)
+        except (EOFError, ConnectionError):
+            pass  # told below, without the frames of this one, which hold semaphores
         except OSError as error:
             if error.errno not in NO_MORE:
                 raise
@@ -136,6 +139,12 @@ class Agent(LocalElasticAgent):
                 f"this machine does not start {worker_group.spec.local_world_size} workers"
                 f" ({(error.strerror or str(error)).lower()}): use fewer, or raise the limit (ulimit -n, ulimit -u)"
             ) from error
+        if processes is None:
+            self._stop.check()  # a signal to the whole group may have ended it
+            raise DrivetrainError(
+                "the forkserver that starts the workers ended before it had (killed from outside, or for want of"
+                " memory): run it again"
+            )
         self._look_first()
         (self._assignment.folder / started(job.attempt)).touch()
         self._stop.groups = [process.pid for process in self._processes().values()]

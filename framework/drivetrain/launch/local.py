@@ -302,7 +302,8 @@ def _own_forkserver(folder: Path) -> Iterator[None]:
         config["tempdir"] = str(folder)  # else Python makes one that stays until this process ends
     # The trainer's imports take each worker seconds, and here once for all of them; other targets do without it.
     needed = [name for name in ("drivetrain.trainer",) if name in sys.modules]
-    multiprocessing.set_forkserver_preload(["torch.distributed", "drivetrain.launch.worker", *needed])
+    manners = "drivetrain.launch.forkserver_manners"
+    multiprocessing.set_forkserver_preload([manners, "torch.distributed", "drivetrain.launch.worker", *needed])
     try:
         yield
     finally:

@@ -143,6 +143,9 @@ def bind_to_parent(parent: int) -> None:
 def _leave_forkserver(processes: str | None) -> None:
     """Be as a forked worker is. Python gives a forkserver's children the pipe by whose end it notices that its owner is
     gone: with it they would keep it, and so themselves, for ever. It also has them start all processes as they came."""
+    manners = sys.modules.get("drivetrain.launch.forkserver_manners")  # not in a forkserver that is somebody else's
+    if manners is not None:
+        manners.leave()
     server: Any = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
