@@ -80,6 +80,8 @@ def test_limits_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "--ulimit nofile=65536" in machine._open_files(64, 64).fix  # which no ulimit of the user's raises
     assert machine._open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).state == "ok"
     assert machine._temporary_folder(tmp_path / "absent").state == "fail"
+    (long := tmp_path / ("x" * 60)).mkdir()
+    assert machine._temporary_folder(long).state == "warn"
     assert machine._shared_memory(tmp_path / "absent").state == "warn"
     monkeypatch.setattr(machine, "LEAST_SHARED", 2**60)
     assert "--shm-size" in machine._shared_memory(tmp_path).fix

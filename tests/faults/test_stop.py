@@ -18,9 +18,8 @@ from tests.patience import GONE, LIMIT, SOON
 from tests.resume.runs import assert_same
 
 
-def _go_on(folder: Path, strategy: str, devices: int) -> None:
-    tempfile.tempdir = os.fspath(folder / "temporary")  # nobody is left to remove what a killed launcher had there
-    os.makedirs(tempfile.tempdir, exist_ok=True)
+def _go_on(folder: Path, temporary: str, strategy: str, devices: int) -> None:
+    tempfile.tempdir = temporary  # nobody is left to remove what a killed launcher had there
     train(folder, strategy, devices, Slow(folder, "train", 0, 0.03), resume="auto")
 
 
@@ -79,17 +78,18 @@ def test_killed_at_random_moments(strategy: str, devices: int, tmp_path: Path) -
     killed.mkdir()
     train(whole, strategy, devices)
     chance = random.Random(devices)
-    for _ in range(5):
-        (killed / "reached_0").unlink(missing_ok=True)
-        with forked(_go_on, killed, strategy, devices) as process:
-            assert process.pid is not None
-            wait_for(killed / "reached_0")
-            time.sleep(chance.uniform(0, 0.4))
-            below = descendants(process.pid)
-            process.kill()
-            process.join()
-            assert all_gone(below, GONE)
-        if (killed / "end.ckpt").exists():
-            break
+    with tempfile.TemporaryDirectory() as temporary:
+        for _ in range(5):
+            (killed / "reached_0").unlink(missing_ok=True)
+            with forked(_go_on, killed, temporary, strategy, devices) as process:
+                assert process.pid is not None
+                wait_for(killed / "reached_0")
+                time.sleep(chance.uniform(0, 0.4))
+                below = descendants(process.pid)
+                process.kill()
+                process.join()
+                assert all_gone(below, GONE)
+            if (killed / "end.ckpt").exists():
+                break
     train(killed, strategy, devices, resume="auto")
     assert_same(whole, killed, devices, best=False)

@@ -7,10 +7,15 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import Listener
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch import Job, launch, temporary
 from drivetrain.launch.temporary import OWNER, temporary_folder
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
@@ -20,11 +25,12 @@ from tests.runs import train as fit
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = tmp_path / "temporary"
-    made.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", os.fspath(made))
-    return made
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of the test's own, whose path leaves room for sockets as tmp_path may not."""
+    with tempfile.TemporaryDirectory() as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
+        monkeypatch.undo()
 
 
 def wait_for_lock(path: Path) -> None:
@@ -73,3 +79,20 @@ def test_what_is_in_use_stays(place: Path) -> None:
         process.join()
         assert process.exitcode == 0
     assert list(place.glob("drivetrain-*")) == [stranger]
+
+
+def test_paths_that_are_too_long_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader processes of workers make sockets in a temporary folder, as they can where TMPDIR is a long path."""
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(long))
+    listened = launch(_listens, {}, workers=1)
+    assert listened[0] < 104 and not list(long.iterdir())
+    monkeypatch.setattr(temporary, "SHORT", tmp_path / "not_there")
+    with pytest.raises(ConfigurationError, match=r"whose path is longer than 57 bytes, .* set TMPDIR to a shorter one"):
+        launch(_listens, {}, workers=1)
+
+
+def _listens(job: Job, payload: dict[str, Any]) -> int:
+    with Listener(family="AF_UNIX") as listener:
+        return len(os.fsencode(listener.address))

@@ -16,6 +16,7 @@ from drivetrain.cli.accelerators import gpu_count, present
 from drivetrain.doctor.finding import Finding
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch.environment import detect
+from drivetrain.launch.temporary import LONGEST
 
 PART = "machine"
 SHARED_MEMORY = Path("/dev/shm")
@@ -100,6 +101,9 @@ def _temporary_folder(place: Path) -> Finding:
     except OSError as error:
         fix = f"make room in {place}, or set TMPDIR to a folder that can be written"
         return Finding(PART, "temporary folder", "fail", f"{place}: {error.strerror}", fix)
+    if len(os.fsencode(place)) > LONGEST:
+        words = f"{place} is a path too long for the sockets of data loaders' processes"
+        return Finding(PART, "temporary folder", "warn", words, f"set TMPDIR to one of at most {LONGEST} bytes")
     return Finding(PART, "temporary folder", "ok", f"{shutil.disk_usage(place).free / 2**30:.1f} GiB free in {place}")
 
 

@@ -15,8 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from drivetrain.errors import ConfigurationError
+
 OWNER = "owner"
 PREFIX = "drivetrain-"
+# Bytes of the path in which folders are made. Sockets of loader processes lie in them, whose paths may have 103 bytes
+# on the strictest system: 28 are the folder's name with the longest purpose, 18 that of Python's sockets.
+LONGEST = 57
+SHORT = Path("/tmp")
 
 
 @contextmanager
@@ -33,7 +39,7 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 def remove_stale() -> None:
     """Remove this user's folders that nobody holds any more. What cannot be read or removed is left alone."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in _place().glob(f"{PREFIX}*"):
         with suppress(OSError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
@@ -45,9 +51,22 @@ def remove_stale() -> None:
                 os.close(lock)
 
 
+def _place() -> Path:
+    """The system's temporary folder, or :data:`SHORT` where sockets could not be made in that for its length."""
+    place = Path(tempfile.gettempdir())
+    if len(os.fsencode(place)) <= LONGEST:
+        return place
+    if not os.access(SHORT, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"sockets cannot be made in the temporary folder {place}, whose path is longer than {LONGEST} bytes, and"
+            f" {SHORT} cannot be written: set TMPDIR to a shorter one"
+        )
+    return SHORT
+
+
 def _new(purpose: str) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=_place()))
         lock = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
