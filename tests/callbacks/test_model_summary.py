@@ -92,6 +92,29 @@ def test_what_was_taken_of_one_module_is_not_shown_for_another(
     assert "9 parameters" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", [ModelSummary, RichModelSummary])
+def test_a_keyword_that_the_table_does_not_have_is_told_and_passed_over(
+    kind: type[ModelSummary], make_trainer: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning's tables read the keywords that they know and leave the others alone."""
+    with pytest.warns(UserWarning, match=f"{kind.__name__} passes over depth, verbose: its table has no such keyword"):
+        callback = kind(verbose=True, depth=3, title="Layers of it")
+    callback.on_fit_start(make_trainer(), Net())  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "Layers of it", "what the table does know is as it was asked for"
+    kind.summarize([("Name", ["body"])], 3, 3, 0.1, {"train": 1, "eval": 0}, 0, verbose=True)
+    assert "body" in capsys.readouterr().out
+
+
+def test_the_keywords_of_ones_own_summarize_are_its_own_matter(recwarn: pytest.WarningsRecorder) -> None:
+    class Own(ModelSummary):
+        @staticmethod
+        def summarize(*columns: Any, verbose: bool = False, **more: Any) -> None: ...
+
+    Own(verbose=True)
+    assert not recwarn.list
+
+
 def test_readable() -> None:
     assert [readable(n) for n in (0, 999, 1000, 1199882, 250_000_000, 7 * 10**9)] == [
         "0",

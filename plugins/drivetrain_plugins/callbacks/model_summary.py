@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer import Trainer
 
 UNITS = ("", " K", " M", " B", " T")
+_KEYWORDS = {name for name, one in inspect.signature(Table).parameters.items() if one.kind is one.KEYWORD_ONLY}
 
 
 class ModelSummary(Callback):
@@ -25,7 +28,8 @@ class ModelSummary(Callback):
 
     Args:
         max_depth: levels of children to show; 0 prints totals only, -1 everything.
-        summarize_kwargs: keywords of ``rich``'s table (``header_style="bold"``).
+        summarize_kwargs: keywords of ``rich``'s table (``header_style="bold"``), or of one's own :meth:`summarize`.
+            A keyword that nothing knows is told and passed over, as Lightning passes over it.
 
     Raises:
         ConfigurationError: a depth below -1.
@@ -38,6 +42,12 @@ class ModelSummary(Callback):
             raise ConfigurationError(f"ModelSummary(max_depth={max_depth}): use -1 for all levels or 0 and more.")
         self.max_depth = max_depth
         self._summarize_kwargs = summarize_kwargs
+        if type(self).summarize is ModelSummary.summarize and (unknown := sorted({*summarize_kwargs} - _KEYWORDS)):
+            warnings.warn(
+                f"{type(self).__name__} passes over {', '.join(unknown)}: its table has no such keyword"
+                " (header_style, title and the like); leave it out.",
+                stacklevel=2,
+            )
         self._taken: tuple[TrainModule, Any] | None = None  # of a module that is divided by the time it is shown
 
     def before_division(self, trainer: Trainer, pl_module: TrainModule) -> None:
@@ -103,7 +113,7 @@ class ModelSummary(Callback):
             total_training_modes: numbers of modules that are in training (``"train"``) and in evaluation (``"eval"``).
             summarize_kwargs: keywords of ``rich``'s table.
         """
-        shown = Table(**{"box": None, "header_style": "bold", "pad_edge": False, **summarize_kwargs})
+        shown = _empty_table(summarize_kwargs)
         for name, _ in summary_data:
             shown.add_column(name)
         for cells in zip(*(column for _, column in summary_data), strict=True):
@@ -124,9 +134,14 @@ class RichModelSummary(ModelSummary):
     """The same under Lightning's other name: tables are rich's here in any case."""
 
 
+def _empty_table(looks: dict[str, Any]) -> Table:
+    known = {name: value for name, value in looks.items() if name in _KEYWORDS}
+    return Table(**{"box": None, "header_style": "bold", "pad_edge": False, **known})
+
+
 def table(summary: Summary, **looks: Any) -> Table:
-    """The layers as a table of rich's; ``looks`` are keywords of it."""
-    table = Table(**{"box": None, "header_style": "bold", "pad_edge": False, **looks})
+    """The layers as a table of rich's; ``looks`` are keywords of it; others are passed over."""
+    table = _empty_table(looks)
     table.add_column("Name")
     table.add_column("Type")
     table.add_column("Params", justify="right")
