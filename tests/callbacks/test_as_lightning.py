@@ -176,6 +176,24 @@ def test_goes_on_with_what_lightning_kept(tmp_path: Path) -> None:
     assert left[0] == left[1] == left[2] == left[3]
 
 
+@pytest.mark.parametrize("library", [lightning, ours])
+def test_a_finished_run_that_is_gone_on_from_leaves_its_last_checkpoint(library: Any, tmp_path: Path) -> None:
+    """Nothing was trained, so there is nothing to save: the file is of the epoch that it was made in."""
+
+    def callback() -> Any:
+        return library.callbacks.ModelCheckpoint(tmp_path / "kept", **RANKED, save_last=True)
+
+    fit(library, tmp_path, [callback()], max_epochs=3)
+    path = tmp_path / "kept" / "last.ckpt"
+    before, of_epoch = path.read_bytes(), torch.load(path, weights_only=False)["epoch"]
+    again = fit(library, tmp_path, [callback()], resume=path, max_epochs=3)
+    assert (again.current_epoch, again.global_step, of_epoch) == (3, 12, 2)
+    assert path.read_bytes() == before
+    sparse = library.callbacks.ModelCheckpoint(tmp_path / "kept", every_n_epochs=9, save_last=True)
+    fit(library, tmp_path, [sparse], resume=path, max_epochs=4)
+    assert torch.load(tmp_path / "kept" / "last-v1.ckpt", weights_only=False)["epoch"] == 4, "what was trained is saved"
+
+
 def test_names_and_the_rest_of_its_surface(tmp_path: Path) -> None:
     for library in (lightning, ours):
 

@@ -36,9 +36,14 @@ class ModelCheckpoint(CheckpointRanking):
         super()._fresh()
         self._last_time_checked: float | None = None
         self._deferred = False  # a save that was due before its metric was there
+        self._has_trained = False  # in this fit: one that goes on from a finished run has nothing new to save
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._last_time_checked = _clock(trainer)
+        self._has_trained = False
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        self._has_trained = True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
@@ -80,7 +85,8 @@ class ModelCheckpoint(CheckpointRanking):
             self._save_by_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self.save_last and not self._last_checkpoint_saved and not trainer.fast_dev_run:
+        saved = self._last_checkpoint_saved or not self._has_trained
+        if self.save_last and not saved and not trainer.fast_dev_run:
             self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def state_dict(self) -> dict[str, Any]:
