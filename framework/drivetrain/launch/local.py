@@ -19,6 +19,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted
+from drivetrain.launch import process_settings
 from drivetrain.launch import start_method as start_methods
 from drivetrain.launch.job import Job
 from drivetrain.launch.temporary import temporary_folder
@@ -53,9 +54,9 @@ def launch(
 ) -> dict[int, Any]:
     """Run ``target(job, payload)`` in ``workers`` processes of this node and return the value of each of its ranks.
 
-    The processes are forked where that is sound, and come from a forkserver with target and payload pickled by value
-    where this process has threads or CUDA (a notebook, a script that has computed). Nothing stays behind: no process,
-    port, file, signal handler, environment variable.
+    The processes are forked where that is sound, and come from a forkserver with target and payload pickled by value,
+    and with what this process has set for torch, warnings and loggers, where it has threads or CUDA (a notebook, a
+    script that has computed). Nothing stays behind: no process, port, file, signal handler, environment variable.
 
     Args:
         target: a function, also one of a script or a notebook cell, or ``"module:function"``. Returns plain data.
@@ -107,6 +108,7 @@ def launch(
     from drivetrain.launch.nodes import FixedNodes
     from drivetrain.launch.worker import Assignment
 
+    settings = b"" if method == "fork" else _pickled(process_settings.capture())
     stop = Stop(grace)
     with ExitStack() as restored:
         restored.enter_context(_environment())
@@ -125,8 +127,9 @@ def launch(
             tick=stop.check,
         )
         assignment = Assignment(
-            target=target if method == "fork" else _pickled(target, payload),
+            target=target if method == "fork" else _pickled((target, payload)),
             payload=payload if method == "fork" else {},
+            settings=b"" if method == "fork" else settings,
             job=job,
             folder=folder,
             log_dir=log_dir,
@@ -207,10 +210,10 @@ def _folder(path: Path) -> Path:
     return path.resolve()
 
 
-def _pickled(target: Target | str, payload: dict[str, Any]) -> bytes:
+def _pickled(thing: Any) -> bytes:
     buffer = io.BytesIO()
     try:
-        _pickler(buffer).dump((target, payload))
+        _pickler(buffer).dump(thing)
         return buffer.getvalue()
     except Exception as error:  # a user's object may raise anything when it is pickled
         raise ConfigurationError(

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TextIO
 
 from drivetrain.command_line import silence
 from drivetrain.errors import ConfigurationError
-from drivetrain.launch import failure, signals
+from drivetrain.launch import failure, process_settings, signals
 from drivetrain.launch.environment import set_current_job
 from drivetrain.launch.job import Job
 
@@ -45,6 +45,7 @@ class Assignment:
         parent: process id of the launcher where the worker is its direct child, else 0.
         processes: how the launcher's own processes start where somebody chose it (``multiprocessing``); the worker's
             (of data loaders) start so too.
+        settings: the pickle of what the launcher's process has set for itself, where a worker cannot inherit it.
     """
 
     target: Callable[[Job, dict[str, Any]], Any] | str | bytes
@@ -55,6 +56,7 @@ class Assignment:
     threads: int
     parent: int
     processes: str | None = None
+    settings: bytes = b""
 
 
 def run(assignment: Assignment) -> bytes:
@@ -80,6 +82,8 @@ def run(assignment: Assignment) -> bytes:
             import torch
 
             torch.set_num_threads(assignment.threads)
+        if assignment.settings:  # from the parent through a private pipe
+            process_settings.restore(pickle.loads(assignment.settings))
         with signals.handling():
             target, payload = _unpack(assignment)
             try:
