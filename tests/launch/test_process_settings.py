@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import hydra
 import numpy as np
 import pytest
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 from drivetrain.launch import Job, launch, process_settings, start_method
 from tests.runs import Classifier, train
@@ -90,6 +94,34 @@ def test_what_is_logged_to_the_terminal_still_is(
     root.addHandler(unable)
     launch(_log, {}, workers=1, start_method="forkserver")
     assert "a.project says: told by the worker" in capfd.readouterr().err
+
+
+def _configured(job: Job, payload: dict[str, Any]) -> list[Any]:
+    from hydra.core.hydra_config import HydraConfig
+
+    return [payload["config"].width, HydraConfig.get().job.name, HydraConfig.get().runtime.output_dir]
+
+
+def test_a_hydra_script_that_has_computed(tmp_path: Path, run_alone: Callable[..., Any]) -> None:
+    """Its resolvers and ``HydraConfig`` are there in the workers, as in a fork."""
+
+    def program() -> list[Any]:
+        os.chdir(tmp_path)
+        OmegaConf.register_new_resolver("times", lambda a, b: a * b)
+        (tmp_path / "config.yaml").write_text("width: ${times:3,4}\n")
+        found: list[Any] = []
+
+        @hydra.main(version_base=None, config_path=str(tmp_path), config_name="config")
+        def main(config: DictConfig) -> None:
+            for method in ("fork", "forkserver"):
+                found.append(launch(_configured, {"config": config}, workers=1, start_method=method)[0])
+
+        sys.argv = ["script.py"]
+        main()
+        return found
+
+    forked, served = run_alone(program)
+    assert served == forked and forked[0] == 12 and forked[2].startswith(str(tmp_path))
 
 
 class ByItsSetting(Classifier):

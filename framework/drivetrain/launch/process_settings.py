@@ -7,6 +7,7 @@ a forkserver would have those of a fresh Python, and compute something else than
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -38,6 +39,7 @@ def capture() -> dict[str, Any]:
         "logging disabled": logging.root.manager.disable,
         "recursion": sys.getrecursionlimit(),
         "numpy errors": sys.modules["numpy"].geterr() if "numpy" in sys.modules else {},
+        "configuration": _of_hydra(),
     }
 
 
@@ -67,6 +69,8 @@ def restore(settings: dict[str, Any]) -> None:
         import numpy as np
 
         np.seterr(**settings["numpy errors"])
+    if settings["configuration"]:
+        _set_hydra(*pickle.loads(settings["configuration"]))
     sys.setrecursionlimit(settings["recursion"])
 
 
@@ -84,6 +88,38 @@ def _loggers() -> dict[str, logging.Logger]:
     known = logging.Logger.manager.loggerDict
     named = {name: one for name, one in known.items() if isinstance(one, logging.Logger)}
     return {"": logging.getLogger(), **named}
+
+
+def _of_hydra() -> bytes:
+    """The pickle of the run's own configuration as Hydra keeps it (``HydraConfig.get()``) and of a project's resolvers,
+    without which a configuration that the worker reads has no values. Empty where there is none or it cannot travel."""
+    if "omegaconf" not in sys.modules:
+        return b""
+    import cloudpickle
+    from omegaconf.basecontainer import BaseContainer
+
+    resolvers = {name: one for name, one in BaseContainer._resolvers.items() if not name.startswith("oc.")}
+    config = sys.modules.get("hydra.core.hydra_config")
+    kept = config.HydraConfig.instance().cfg if config is not None and config.HydraConfig.initialized() else None
+    if not resolvers and kept is None:
+        return b""
+    try:
+        return bytes(cloudpickle.dumps((resolvers, kept)))
+    except Exception as error:  # what a project registers may raise anything when it is pickled
+        said = f"resolvers and HydraConfig do not reach the workers: {type(error).__name__}: {error}"
+        logging.getLogger(__name__).info(said)
+        return b""
+
+
+def _set_hydra(resolvers: dict[str, Any], kept: Any) -> None:
+    from omegaconf.basecontainer import BaseContainer
+
+    for name, resolver in resolvers.items():  # they are wrapped already, which the public way would do again
+        BaseContainer._resolvers.setdefault(name, resolver)
+    if kept is not None:
+        from hydra.core.hydra_config import HydraConfig
+
+        HydraConfig.instance().cfg = kept
 
 
 def _of_torch() -> dict[str, _Setting]:
