@@ -40,7 +40,8 @@ STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_st
 class Pipeline(Strategy):
     """Exact: micro-batches of any size, weights by samples, tied weights summed over the stages that share them.
 
-    A layer that looks across samples (BatchNorm) sees those of a piece.
+    A layer that looks across samples (BatchNorm) sees those of a piece. ``training_step`` is called with each piece: on
+    the first rank as far as what goes into the network, on the last for the loss of what comes out.
     """
 
     def connect(self, job: Job) -> None:
