@@ -158,5 +158,13 @@ def _log_and_close(logger: CSVLogger) -> None:
 
 
 def test_numbers_that_python_has_none_for_are_text() -> None:
-    found = flatten({"wide": np.longdouble(0.5), "absent": torch.zeros(1, device="meta"), "half": np.float32(0.5)})
-    assert found["wide"] == "0.5" and "meta" in str(found["absent"]) and found["half"] == 0.5
+    params = {"wide": np.longdouble(0.5), "absent": torch.zeros(1, device="meta"), "half": np.float32(0.5)}
+    for found in (flatten(params), plain(params)):
+        assert found["wide"] == "0.5" and "meta" in str(found["absent"]) and found["half"] == 0.5
+
+
+def test_references_to_what_is_not_there_are_as_written() -> None:
+    config = OmegaConf.create({"width": 8, "twice": "${width}", "lost": "${oc.env:NOT_SET_ANYWHERE}", "list": ["${a}"]})
+    assert flatten(config) == {"width": 8, "twice": 8, "lost": "${oc.env:NOT_SET_ANYWHERE}", "list": "['${a}']"}
+    written = OmegaConf.to_container(config)
+    assert plain(config) == written and plain({"config": config}) == {"config": written}

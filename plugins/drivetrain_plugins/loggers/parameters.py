@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 
 def plain(value: Any) -> Any:
@@ -23,7 +24,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, DictConfig | ListConfig):
-        return plain(OmegaConf.to_container(value, resolve=True))
+        return plain(_container(value))
     if isinstance(value, Namespace):
         return plain(vars(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -33,8 +34,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        if isinstance(value, torch.Tensor) and value.is_meta:  # a shape without values
+            return str(value)
         size = value.numel() if isinstance(value, torch.Tensor) else value.size
-        return plain(value.item()) if size == 1 else str(value.tolist())
+        return _number(value.item(), plain) if size == 1 else str(value.tolist())
     if isinstance(value, type) or callable(value):
         return getattr(value, "__qualname__", str(value))
     return str(value)
@@ -67,7 +70,7 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int
 def _opened(value: Any) -> Any:
     """A mapping of what holds one in another form; anything else as it is."""
     if isinstance(value, DictConfig):
-        return {key: "???" if OmegaConf.is_missing(value, key) else value[key] for key in value}
+        return {key: _entry(value, key) for key in value}
     if isinstance(value, Namespace):
         return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -75,14 +78,37 @@ def _opened(value: Any) -> Any:
     return value
 
 
+def _number(item: Any, otherwise: Callable[[Any], Any]) -> Any:
+    return str(item) if isinstance(item, np.generic) else otherwise(item)  # Python has no number that wide
+
+
+def _container(value: DictConfig | ListConfig) -> Any:
+    """Dictionaries and lists; with references as they are written where one of them refers to nothing here."""
+    try:
+        return OmegaConf.to_container(value, resolve=True)
+    except OmegaConfBaseException:
+        return OmegaConf.to_container(value, resolve=False)
+
+
+def _entry(value: DictConfig, key: Any) -> Any:
+    if OmegaConf.is_missing(value, key):
+        return "???"
+    try:
+        return value[key]
+    except OmegaConfBaseException:
+        written = OmegaConf.to_container(value, resolve=False)
+        assert isinstance(written, dict)
+        return written[key]
+
+
 def _text(value: Any) -> bool | int | float | str:
     if type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta):
-        number = value.item()
-        return str(number) if isinstance(number, np.generic) else _text(number)  # Python has no number that wide
+        text = _number(value.item(), _text)
+        return text if isinstance(text, bool | int | float) else str(text)
     if isinstance(value, ListConfig):
-        return str(OmegaConf.to_container(value, resolve=True))
+        return str(_container(value))
     if callable(value) and not isinstance(value, type) and hasattr(value, "__qualname__"):
         return str(value.__qualname__)
     return str(value)
