@@ -148,6 +148,30 @@ def test_what_a_module_calls_itself(tmp_path: Path) -> None:
     compare(run)
 
 
+def test_a_derived_logger_finds_what_it_calls_of_its_base(tmp_path: Path) -> None:
+    """Projects write hyper-parameters with metrics by a logger of their own, with Lightning's private helpers."""
+
+    def run(L: Any) -> dict[str, Any]:
+        class Own(L.loggers.TensorBoardLogger):  # type: ignore[misc, name-defined]
+            def log_hyperparams_metrics(self, params: dict[str, Any]) -> dict[str, Any]:
+                return self._sanitize_params(_flatten_dict(_convert_params(params)))  # type: ignore[no-any-return]
+
+        class Rows(L.loggers.CSVLogger):  # type: ignore[misc, name-defined]
+            def following(self) -> int:
+                return self._get_next_version()  # type: ignore[no-any-return]
+
+        folder = tmp_path / L.__name__
+        for name in ("t/version_3", "r/version_0"):
+            (folder / name).mkdir(parents=True)
+        own, rows = Own(folder, name="t"), Rows(folder, name="r")
+        given = {"lr": np.float64(0.5), "of": {"kind": torch.nn.Tanh, "sizes": [1, 2]}, "x": torch.ones(2), "n": None}
+        found = own.log_hyperparams_metrics({**given, "m": torch.ones(2, 2)})
+        assert torch.equal(found.pop("x"), torch.ones(2))
+        return {"params": found, "next": (own._get_next_version(), rows.following(), own.version, rows.version)}
+
+    compare(run)
+
+
 def test_other_workers_write_nothing_and_take_the_version() -> None:
     def work(rank: int, size: int) -> Any:
         import tempfile

@@ -20,6 +20,10 @@ class CSVLogger(csv.CSVLogger):
     ) -> None:
         super().__init__(save_dir, name, *args, **kwargs)
 
+    def _get_next_version(self) -> int:
+        """By Lightning's name, for loggers that derive from this one."""
+        return self._next_version()
+
 
 class TensorBoardLogger(tensorboard.TensorBoardLogger):
     """:class:`drivetrain_plugins.loggers.tensorboard.TensorBoardLogger`, by default in ``lightning_logs``; its
@@ -35,3 +39,16 @@ class TensorBoardLogger(tensorboard.TensorBoardLogger):
         if Path(self.log_dir, self.NAME_HPARAMS_FILE).exists():
             self._hparams_written = dict(self.hparams)
         super().save()
+
+    def _get_next_version(self) -> int:
+        """By Lightning's name, for loggers that derive from this one."""
+        return self._next_version()
+
+    @staticmethod
+    def _sanitize_params(params: dict[str, Any]) -> dict[str, Any]:
+        """Flat hyper-parameters as ``torch.utils.tensorboard.summary.hparams`` takes them, for loggers that derive
+        from this one and write hyper-parameters by themselves; by Lightning's name."""
+        from drivetrain.lightning.logged_parameters import _sanitize_params
+
+        flat = _sanitize_params(params)
+        return {name: str(value) if getattr(value, "ndim", 0) > 1 else value for name, value in flat.items()}
