@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from drivetrain_plugins.callbacks.progress_bar import RichProgressBar
+from drivetrain_plugins.callbacks.tqdm_progress_bar import TQDMProgressBar
 
 
 def terminal() -> Console:
@@ -103,6 +105,28 @@ def test_print_goes_above(make_trainer: Callable[..., Any]) -> None:
     trainer.call("teardown", "fit")
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_print_takes_words_and_options_as_they_are(
+    make_trainer: Callable[..., Any], capsys: pytest.CaptureFixture[str], drawn: bool
+) -> None:
+    """No markup, no line broken or coloured, and the arguments of Python's own ``print``."""
+    console = terminal() if drawn else Console(file=io.StringIO(), width=40)
+    bar = RichProgressBar(console=console)
+    trainer = make_trainer(bar)
+    trainer.call("setup", "fit")
+    if drawn:
+        trainer.call("on_train_epoch_start")
+    line = "[val] loss [1, 2] " + "x" * 60
+    bar.print(line, flush=True)
+    bar.print("a", "b", sep="|", end="!\n")
+    bar.print("aside", file=sys.stderr)
+    trainer.call("teardown", "fit")
+    out, err = capsys.readouterr()
+    found = text(console) if drawn else out
+    assert f"{line}\n" in found and "a|b!\n" in found
+    assert "aside\n" in (found if drawn else err), "above the bar too"
+
+
 @pytest.mark.parametrize("hook", ["on_exception", "teardown", "on_train_end"])
 def test_screen_is_given_back(make_trainer: Callable[..., Any], hook: str) -> None:
     console = terminal()
@@ -173,3 +197,8 @@ def test_travels_to_workers(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(bar)
     trainer.fit(1)
     pickle.loads(pickle.dumps(bar)).print("still prints")
+
+
+def test_print_of_a_bar_of_tqdm_can_be_flushed(capsys: pytest.CaptureFixture[str]) -> None:
+    TQDMProgressBar().print("[val]", 1, sep="|", end="!\n", flush=True)
+    assert capsys.readouterr().out == "[val]|1!\n"

@@ -148,10 +148,6 @@ class RichProgressBar(ProgressBar):
             TextColumn("{task.fields[metrics]}", style=theme.metrics, markup=False),
         ]
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print above the bar."""
-        self.console.print(*objects, **options)
-
     def _bar(self) -> Progress:
         if self._progress is None:
             self._progress = Progress(*self.configure_columns(self.trainer), console=self.console, auto_refresh=False)

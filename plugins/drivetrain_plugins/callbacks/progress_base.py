@@ -60,7 +60,7 @@ class ProgressBar(Callback):
         return not self.is_enabled
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print without breaking the bar."""
+        """Print without breaking the bar: what writes to the standard output while rich's is on it goes above."""
         print(*objects, **options)
 
     # -- what is shown ------------------------------------------------------------------------------------------

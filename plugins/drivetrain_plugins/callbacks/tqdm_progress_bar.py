@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_plugins.callbacks.progress_bar import RichProgressBar
@@ -101,9 +102,11 @@ class TQDMProgressBar(RichProgressBar):
         """The bar of a prediction."""
         return self._made(self.predict_description, True)
 
-    def print(self, *objects: Any, sep: str = " ", **options: Any) -> None:
+    def print(self, *objects: Any, sep: str = " ", flush: bool = False, **options: Any) -> None:
         """Print above the bar."""
         Tqdm.write(sep.join(map(str, objects)), **options)
+        if flush:
+            (options.get("file") or sys.stdout).flush()
 
     def _stop(self) -> None:
         for bar in self._bars.values():  # they can be asked afterwards how far they came
