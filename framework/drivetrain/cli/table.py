@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from drivetrain import record
 from drivetrain.command_line import say, silence
@@ -94,13 +95,13 @@ def _jobs(outcomes: Sequence[Outcome]) -> Table:
     table.add_column("overrides", overflow="fold")
     table.add_column("status", no_wrap=True)
     for name in (*names, "seconds"):
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(Text(name), justify="right", overflow="fold")  # plain: rich would read [brackets] as markup
     for number, one in enumerate(outcomes):
         metrics = one.record.get("metrics", {})
         table.add_row(
             str(number),
-            " ".join(override for override in one.overrides if override not in shared),
-            f"[{_COLOURS[one.status]}]{one.status}[/]",
+            Text(" ".join(override for override in one.overrides if override not in shared)),
+            Text(one.status, style=_COLOURS[one.status]),
             *(_number(metrics.get(name)) for name in names),
             _number(one.record.get("seconds", {}).get("total")),
         )
@@ -121,7 +122,7 @@ def _metrics(outcome: Outcome) -> Table:
         "seconds": run["seconds"]["total"],
     }
     for name, value in rows.items():
-        table.add_row(name, _number(value))
+        table.add_row(Text(name), _number(value))
     return table
 
 
