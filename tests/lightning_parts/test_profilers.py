@@ -200,6 +200,47 @@ def _cycles(tmp_path: Path) -> None:
     assert all(f".{step}_step" in report.read_text() for step in ("training", "validation")), "it is of both"
 
 
+def test_no_range_outlives_the_trace_that_it_began_in(tmp_path: Path) -> None:
+    """Its end would be written into memory that torch has freed: seen as a crash at the end of every second fit."""
+    run_alone(_ranges_within_traces, tmp_path)
+
+
+def _ranges_within_traces(tmp_path: Path) -> None:
+    from drivetrain_plugins.profilers import pytorch
+
+    ended = [0]  # traces
+    outlived: list[str] = []
+    began: dict[int, int] = {}
+    seen: set[str] = set()
+
+    class Watched(torch.autograd.profiler.record_function):
+        def __enter__(self) -> Any:
+            if torch.autograd._profiler_enabled():
+                began[id(self)] = ended[0]
+                seen.add(self.name)
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            if began.pop(id(self), ended[0]) != ended[0]:
+                outlived.append(self.name)
+            super().__exit__(*error)
+
+    stop_trace = torch.profiler.profile.stop_trace
+
+    def counted(profile: Any) -> None:
+        stop_trace(profile)
+        ended[0] += 1
+
+    pytorch.record_function = Watched  # type: ignore[attr-defined,misc]
+    torch.profiler.profile.stop_trace = counted  # type: ignore[method-assign]
+    profiler = ours.profilers.PyTorchProfiler(tmp_path, "ops")
+    fit = trainer(ours, tmp_path, profiler=profiler, num_sanity_val_steps=2, max_epochs=3)
+    fit.fit(classifier(ours), loader(16), loader(8))
+    assert ended[0] == 2, "a trace of each kind of step"
+    assert "[pl][profile]run_training_epoch" in seen, "an epoch began while steps were recorded"
+    assert not outlived and not began
+
+
 def test_by_a_name_in_any_letters(tmp_path: Path) -> None:
     for name in "Simple", "ADVANCED":
         found = [type(trainer(library, tmp_path, profiler=name).profiler).__name__ for library in (theirs, ours)]

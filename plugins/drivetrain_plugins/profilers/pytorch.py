@@ -56,6 +56,11 @@ class OneCycleEach:
             return kind == self._kind
         return kind not in self._done and (kind == self._first or self._kind is not None)
 
+    @property
+    def saves(self) -> bool:
+        """Whether the profiler's next step ends the trace."""
+        return self._action == ProfilerAction.RECORD_AND_SAVE
+
     def enter(self, kind: str) -> None:
         """The profiler's next step is of this kind."""
         self._kind = kind
@@ -162,8 +167,18 @@ class PyTorchProfiler(Profiler):
         if self.profiler is None:
             self._begin()
         if action_name not in self._ranges:
-            self._ranges[action_name] = record_function(f"[pl][profile]{action_name}")
-            self._ranges[action_name].__enter__()
+            self._open(action_name)
+
+    def _open(self, action_name: str) -> None:
+        self._ranges[action_name] = record_function(f"[pl][profile]{action_name}")
+        self._ranges[action_name].__enter__()
+
+    def _close_all(self) -> list[str]:
+        """The actions that were open, the outermost first."""
+        names = list(self._ranges)
+        for name in reversed(names):
+            self._ranges.pop(name).__exit__(None, None, None)
+        return names
 
     def stop(self, action_name: str) -> None:
         found = self._ranges.pop(action_name, None)
@@ -177,7 +192,11 @@ class PyTorchProfiler(Profiler):
         if self._cycles is not None:
             self._cycles.enter(kind)
         self._stepped = action_name
+        # A range writes its end into the memory of the trace in which it began, which torch frees with the trace.
+        across = self._close_all() if self._cycles is not None and self._cycles.saves else []
         self.profiler.step()
+        for name in across:
+            self._open(name)
 
     @property
     def _steps(self) -> tuple[str, ...]:
@@ -246,8 +265,7 @@ class PyTorchProfiler(Profiler):
         return self._stats_to_str({"records": table(**self._table_kwargs)})
 
     def _end(self) -> None:
-        for name in list(self._ranges):
-            self._ranges.pop(name).__exit__(None, None, None)
+        self._close_all()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
