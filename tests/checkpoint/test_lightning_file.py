@@ -427,9 +427,10 @@ def test_absent_or_complete(files: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert single.read(path) == {"a": 1}
     assert os.listdir(tmp_path) == ["a.ckpt"]
-    (tmp_path / ".a.ckpt.999999999-0123456789ab.writing").write_bytes(b"left by a writer that was killed")
-    single.write({"a": 3}, path)
-    assert os.listdir(tmp_path) == ["a.ckpt"]
+    for name in ("a.ckpt", "loss[mean]=1.ckpt"):
+        (tmp_path / f".{name}.999999999-0123456789ab.writing").write_bytes(b"left by a writer that was killed")
+        single.write({"a": 3}, tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["a.ckpt", "loss[mean]=1.ckpt"]
 
 
 def test_another_optimizer_is_refused(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

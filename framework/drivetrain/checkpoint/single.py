@@ -11,6 +11,7 @@ import argparse
 import collections
 import datetime
 import decimal
+import glob
 import os
 import pathlib
 import pickle
@@ -213,7 +214,7 @@ def files(folder: Path) -> list[Path]:
 
 def _sweep(path: Path) -> None:
     """Delete what dead writers of ``path`` on this machine left."""
-    for other in path.parent.glob(f".{path.name}.*.writing"):
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*.writing"):  # names of metrics may have brackets
         match = _TEMPORARY.fullmatch(other.name)
         if match and match["name"] == path.name and not Path(f"/proc/{match['pid']}").exists():
             other.unlink(missing_ok=True)
