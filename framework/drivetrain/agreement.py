@@ -32,14 +32,23 @@ class Agreement:
         rank: this one's.
         ranks: all that take part.
         timeout: seconds after which a rank that has not answered counts as lost.
+        says: what this rank says of a point that it went straight past, called in the thread that answers.
 
     Attributes:
         passed: the last point that this rank went straight past; points grow.
     """
 
-    def __init__(self, name: str, rank: int, ranks: Sequence[int], timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        ranks: Sequence[int],
+        timeout: float,
+        says: Callable[[Point], str | None] = lambda point: None,
+    ) -> None:
         self.rank, self.ranks, self.timeout = rank, list(ranks), timeout
         self.passed: Point = ()
+        self._says = says
         default: Any = dist.distributed_c10d._get_default_store()
         self._store, self._looked = default.clone(), default.clone()  # one a thread: an answer may be long in coming
         self._prefix = f"drivetrain/{name}/{next(_runs)}"
@@ -56,8 +65,9 @@ class Agreement:
         """Tell the others ``mine`` about ``point`` and return when all have told theirs.
 
         Args:
-            heard: called with each other rank and what it says: None for one that went straight past. What it raises
-                goes to the caller at once, so that nobody waits for the rest.
+            heard: called with each other rank and what it says: of one that went straight past, what its ``says``
+                gives, None where it has none. What it raises goes to the caller at once, so that nobody waits for the
+                rest.
 
         Raises:
             TimeoutError: with the first rank that nothing was heard of.
@@ -98,7 +108,7 @@ class Agreement:
                         open_.add(tuple(json.loads(self._looked.get(key))))
                 passed = self.passed  # read before what is settled, which is set before it
                 for point in [point for point in open_ if self._settled < point <= passed]:
-                    self._looked.set(self._key(point, self.rank), json.dumps(None))
+                    self._looked.set(self._key(point, self.rank), json.dumps(self._says(point)))
                 open_ = {point for point in open_ if point > passed}
             except (RuntimeError, ValueError):  # the store went with the rank that held it, and that is told elsewhere
                 return

@@ -18,15 +18,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
-from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.launch import Job
 from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.dtensors import parameters_of
-from drivetrain_plugins.strategies.loss_on_all import LossOnAll
+from drivetrain_plugins.strategies.going_along import StepWithRest
+from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
-from drivetrain_plugins.strategies.reached import ReachedAlike
 from drivetrain_plugins.strategies.replicas import average_buffers
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
@@ -86,7 +86,7 @@ def _keeps_to_itself(block: nn.Module, users: dict[int, set[int]]) -> bool:
 
 def shard(
     module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None = None
-) -> list[FSDPModule]:
+) -> tuple[list[FSDPModule], StepWithRest | None]:
     """Replace the parameters of ``module`` by their shards, in place.
 
     Args:
@@ -94,10 +94,10 @@ def shard(
             no block has is gathered, in the parameters' dtype: embeddings and norms at the ends lose nothing.
 
     Returns:
-        The parts that gather their weights for a pass.
+        The parts that gather their weights for a pass, and the module's step where it goes backward when that is over.
     """
-    _shard(module, mesh, wrap, reshard, compute)
-    return [one for one in module.modules() if isinstance(one, FSDPModule)]
+    step = _shard(module, mesh, wrap, reshard, compute)
+    return [one for one in module.modules() if isinstance(one, FSDPModule)], step
 
 
 def let_go(parts: Iterable[FSDPModule]) -> None:
@@ -107,7 +107,9 @@ def let_go(parts: Iterable[FSDPModule]) -> None:
         part.reshard()
 
 
-def _shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None) -> None:
+def _shard(
+    module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, compute: torch.dtype | None
+) -> StepWithRest | None:
     policy = MixedPrecisionPolicy()
     if compute is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -120,14 +122,19 @@ def _shard(module: TrainModule, mesh: DeviceMesh, wrap: str, reshard: bool, comp
             if not isinstance(network, FSDPModule):
                 fully_shard(network, mesh=mesh, reshard_after_forward=True)
             note_trained(network)
-        return
+        return None
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    step = None
     for name in _STEPS:
         if hasattr(module, name):
             signature = inspect.signature(getattr(type(module), name))
+            if name == "training_step":
+                step = StepWithRest(module, name)
+                continue
             register_fsdp_forward_method(module, name)
             # Torch's wrapper is bound over a bound method, so that inspection would leave out the batch too.
             getattr(module, name).__func__.__signature__ = signature
+    return step
 
 
 def note_trained(network: nn.Module) -> None:
@@ -184,8 +191,7 @@ class FullySharded(Strategy):
 
     mesh: DeviceMesh | None = None
     original: Original | None = None  # of the module that is held in shards
-    _reached: ReachedAlike | None = None
-    _losses: LossOnAll | None = None
+    _passes: Lockstep | None = None
     _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
@@ -216,10 +222,9 @@ class FullySharded(Strategy):
         self.original = Original(module)
         options = self.options
         compute = self.precision.compute_dtype if options.narrow_gather else None
-        self._cut = shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
+        self._cut, training_step = shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)
         if self._fits:
-            self._reached = ReachedAlike(dict(module.named_parameters()), self.job)
-            self._losses = LossOnAll(self.job)
+            self._passes = Lockstep(module, self._cut, None if compute else training_step, self.job, self.device, ())
         self.original.noted()
 
     def agree_on_weights(self) -> None:
@@ -232,17 +237,25 @@ class FullySharded(Strategy):
         if self.mesh is not None and not self.options.reduce_every_micro_batch:
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)
-        loss = super().forward_backward(step)
-        if loss is None and self._losses is not None:
-            pending = self.contributed and not self.options.reduce_every_micro_batch
-            without_loss(self._losses, step.last and pending)
+        if self._passes is None:
+            return super().forward_backward(step)
+        with self._passes.step():
+            loss = super().forward_backward(step)
+            if loss is None:
+                self._without_loss(self._passes, step)
         return loss
 
+    def _without_loss(self, passes: Lockstep, step: Any) -> None:
+        """This rank's ``training_step`` returned None: it brings zeros to what the others have."""
+        every = self.options.reduce_every_micro_batch
+        found = passes.without_loss(step.last or every, step.last and self.contributed and not every)
+        if found is not None:
+            self.contributed, self.weighted = self.contributed or found[0], self.weighted or found[1]
+            self._reductions += step.last or every
+
     def backward(self, loss: torch.Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
-        if self._losses is not None:
-            self._losses.one()
         reduces = sync or self.options.reduce_every_micro_batch
-        with self._reached.watch() if reduces and self._reached else nullcontext():
+        with self._passes.backward(reduces, weighted) if self._passes else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
         self._reductions += reduces
 
@@ -289,33 +302,16 @@ class FullySharded(Strategy):
     def finish(self) -> None:
         """The caller's module has its whole weights again."""
         if self.original is not None and self.module.trainer.return_weights:
+            if self._passes is not None:
+                self._passes.let_go()
             with self.consensus():
                 self.original.give_back()
             self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
     def close(self, error: BaseException | None = None) -> None:
-        for asked in (self._reached, self._losses):
-            if asked is not None:
-                asked.close()
+        if self._passes is not None:
+            self._passes.close()
         super().close(error)
-
-
-def without_loss(losses: LossOnAll, pending: bool) -> None:
-    """A micro-batch without a loss is left out where no rank has one.
-
-    Args:
-        pending: whether it is the last of a window, whose gradients are reduced in its pass.
-
-    Raises:
-        TrainingError: some rank has one, or the window's gradients would never be reduced.
-    """
-    losses.none("use strategy=ddp")
-    if pending:
-        raise TrainingError(
-            "training_step returned None for the last batch of an accumulation window, in whose backward pass the"
-            " window's gradients are reduced: return a loss times 0.0 instead, or use"
-            " strategy.reduce_every_micro_batch=true."
-        )
 
 
 def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:

@@ -26,10 +26,9 @@ from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
-from drivetrain_plugins.strategies.fsdp import let_go, reduced, shard, without_loss
-from drivetrain_plugins.strategies.loss_on_all import LossOnAll
+from drivetrain_plugins.strategies.fsdp import let_go, reduced, shard
+from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
-from drivetrain_plugins.strategies.reached import ReachedAlike
 from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
 from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
 
@@ -43,8 +42,7 @@ class Mesh(Strategy):
     mesh: DeviceMesh
     original: Original | None = None  # of the module that is held in parts
     replicas: Communicator  # the ranks at this one's place of their tensor groups
-    _reached: ReachedAlike | None = None  # where gradients are reduced in shards
-    _losses: LossOnAll | None = None
+    _passes: Lockstep | None = None  # where gradients are reduced in shards
     _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
     _fits = False  # whether the ranks' running statistics part
     _reductions = 0
@@ -90,10 +88,13 @@ class Mesh(Strategy):
             dtensors.quiet_gathers()
             options = self.options
             compute = self.precision.compute_dtype if options.narrow_gather else None
-            self._cut = shard(module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute)
+            self._cut, training_step = shard(
+                module, self.mesh["replica"], options.wrap, options.reshard_after_forward, compute
+            )
         if self._fits and self.sharded:
-            self._reached = ReachedAlike(dict(module.named_parameters()), self.job)
-            self._losses = LossOnAll(self.job)
+            first = self.job.rank // tensor.size() * tensor.size()
+            group = range(first, first + tensor.size())
+            self._passes = Lockstep(module, self._cut, None if compute else training_step, self.job, self.device, group)
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -102,17 +103,22 @@ class Mesh(Strategy):
         if not every:
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)
-        loss = super().forward_backward(step)
-        if loss is None and self._losses is not None:
-            without_loss(self._losses, step.last and self.contributed and not every)
-        self._reductions += self.sharded and loss is not None and (every or step.last)
+        reduces = self.sharded and (every or step.last)
+        with self._passes.step() if self._passes else nullcontext():
+            loss = super().forward_backward(step)
+            made = loss is not None
+            if loss is None and self._passes is not None:
+                found = self._passes.without_loss(reduces, step.last and self.contributed and not every)
+                if found is not None:
+                    made = True
+                    self.contributed, self.weighted = self.contributed or found[0], self.weighted or found[1]
+        self._reductions += reduces and made
         return loss
 
     def backward(self, loss: Tensor, share: float, sync: bool, *, weighted: bool = False, **options: Any) -> None:
-        reached = self._reached
-        if self._losses is not None:
-            self._losses.one()
-        with reached.watch() if reached and (sync or self.options.reduce_every_micro_batch) else nullcontext():
+        passes = self._passes
+        reduces = passes is None or sync or self.options.reduce_every_micro_batch
+        with passes.backward(reduces, weighted) if passes else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
@@ -174,14 +180,15 @@ class Mesh(Strategy):
     def finish(self) -> None:
         """The caller's module has its whole weights again."""
         if self.original is not None and self.module.trainer.return_weights:
+            if self._passes is not None:
+                self._passes.let_go()
             with self.consensus():
                 self.original.give_back()
             self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
 
     def close(self, error: BaseException | None = None) -> None:
-        for asked in (self._reached, self._losses):
-            if asked is not None:
-                asked.close()
+        if self._passes is not None:
+            self._passes.close()
         super().close(error)
 
 

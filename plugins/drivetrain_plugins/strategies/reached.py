@@ -27,10 +27,14 @@ class ReachedAlike:
     Args:
         parameters: those that are trained, as a pass leaves gradients in them.
         job: all its ranks reduce together.
+
+    Attributes:
+        found: what the last pass reached.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], job: Job) -> None:
         self.parameters = parameters
+        self.found: list[str] = []
         self._passes = 0
         # A little less than what NCCL waits for a collective, and then ends the process without these words.
         self._agreement = Agreement("reached", job.rank, range(job.world_size), 0.9 * job.timeout)
@@ -55,6 +59,7 @@ class ReachedAlike:
             gradient, writes = former[name]
             if parameter.grad is gradient and _writes(gradient) == writes:
                 missing.append(name)
+        self.found = [name for name in trained if name not in missing]
         if not missing:
             self._agreement.passed = (self._passes,)
             return

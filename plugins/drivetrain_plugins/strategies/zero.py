@@ -149,6 +149,8 @@ class Zero(Strategy):
     def forward_backward(self, step: Any) -> Tensor | None:
         if step.first and self._dirty:  # an epoch ended within a window, whose gradients are not wanted
             self._clear()
+        if self._losses is not None:
+            self._losses.step()
         loss = super().forward_backward(step)
         if loss is None and self._losses is not None:
             self._losses.none("use strategy.stage=1")
@@ -165,7 +167,7 @@ class Zero(Strategy):
         factor = share * self.data.size  # the engine averages over ranks
         self._dirty = True
         if self._losses is not None:
-            self._losses.one()
+            self._losses.backward()
         with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
             self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
 
