@@ -108,6 +108,21 @@ def test_what_was_asked_for_is_written_down(tmp_path: Path, monkeypatch: pytest.
     assert mlflow.around == 2, "once around each fit"
 
 
+def test_it_is_written_where_something_else_is_around_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that put a function of its own around ``Trainer.fit`` first is called once, and takes nothing away."""
+    mlflow, calls, fit = Mlflow(monkeypatch), [], ours.Trainer.fit
+
+    def of_another_tool(*args: Any, **kwargs: Any) -> None:
+        calls.append(kwargs)
+        fit(*args, **kwargs)
+
+    monkeypatch.setattr(ours.Trainer, "fit", of_another_tool)
+    mlflow.off = False
+    for number in (1, 2):
+        trainer(ours, tmp_path, max_epochs=1).fit(classifier(ours), train_dataloaders=loader())
+        assert (mlflow.around, len(calls)) == (number, number)
+
+
 def test_that_it_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = Mlflow(monkeypatch)
     mlflow.off = False

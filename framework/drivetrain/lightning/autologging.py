@@ -1,8 +1,9 @@
 """MLflow's autologging of Lightning, for the Trainer that stands in its place.
 
 ``mlflow.pytorch.autolog()`` puts a function of MLflow's around ``Trainer.fit`` of the packages that it knows. Where it
-was called, that function is put around this package's ``fit`` too, so that the run gets what it got before: optimizer
-and early stopping as parameters, metrics by epoch, the model, its summary. MLflow takes it off where autologging ends.
+was called, that function is put around what this package's ``fit`` calls, so that the run gets what it got before:
+optimizer and early stopping as parameters, metrics by epoch, the model, its summary. (Not around ``fit`` itself:
+another tool may have put something there.) MLflow takes it off where autologging ends.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ _FLAVOR = "pytorch"  # MLflow's name for what it does to Lightning
 _OF_EARLY_STOPPING = ("monitor", "mode", "patience", "min_delta", "stopped_epoch")
 
 
-def wrap(kind: type, plain: Callable[..., Any]) -> bool:
-    """Put MLflow's function around ``kind.fit``, which is ``plain`` without it.
+def wrap(kind: type, name: str, plain: Callable[..., Any]) -> None:
+    """Put MLflow's function around the method ``name`` of ``kind``, where autologging is on and it is not there yet.
 
-    Returns:
-        True where that was done just now; False where autologging is off or its function is there.
+    Args:
+        name: a method that nothing but this replaces.
+        plain: that method as it is without MLflow's function.
     """
-    if "mlflow.pytorch" not in sys.modules or vars(kind)["fit"] is not plain:
-        return False
+    if "mlflow.pytorch" not in sys.modules or vars(kind)[name] is not plain:
+        return
     tools = importlib.import_module("mlflow.utils.autologging_utils")
     if tools.autologging_is_disabled(_FLAVOR):
-        return False
+        return
     try:
         around = importlib.import_module("mlflow.pytorch._lightning_autolog").patched_fit
     except ImportError as error:
@@ -37,7 +39,7 @@ def wrap(kind: type, plain: Callable[..., Any]) -> bool:
             f"mlflow.pytorch.autolog() writes nothing of this fit ({error}): give the Trainer an MLFlowLogger.",
             stacklevel=3,
         )
-        return False
+        return
 
     def fit(original: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> Any:
         stopping = _early_stopping(trainer)
@@ -53,8 +55,7 @@ def wrap(kind: type, plain: Callable[..., Any]) -> bool:
             _tell_of_the_end(trainer, stopping, tools)
         return result
 
-    tools.safe_patch(_FLAVOR, kind, "fit", fit, manage_run=True)
-    return True
+    tools.safe_patch(_FLAVOR, kind, name, fit, manage_run=True)
 
 
 class JoinRun(Callback):

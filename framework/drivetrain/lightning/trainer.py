@@ -216,11 +216,12 @@ class Trainer(drivetrain.trainer.Trainer):
         weights_only: bool | None = None,
     ) -> None:
         """See :meth:`drivetrain.Trainer.fit`. What ``mlflow.pytorch.autolog()`` asked for is written down."""
-        given = (model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
-        if autologging.wrap(Trainer, _PLAIN_FIT):
-            Trainer.fit(self, *given)
-        else:
-            super().fit(*given)
+        autologging.wrap(Trainer, "_logged_fit", _PLAIN_FIT)
+        self._logged_fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+
+    def _logged_fit(self, *given: Any) -> None:
+        """A fit, which MLflow's function may be around."""
+        super().fit(*given)
 
     def _data(self, loaders: Any, datamodule: Any) -> tuple[Any, Any]:
         return super()._data(as_ours(loaders, DataModule), as_ours(datamodule, DataModule))
@@ -296,6 +297,6 @@ class Trainer(drivetrain.trainer.Trainer):
         return _CheckpointConnector(self)
 
 
-_PLAIN_FIT = Trainer.fit  # as it is without anything around it
+_PLAIN_FIT = Trainer._logged_fit  # as it is without anything around it
 
 deep_names.name_below(__name__)
