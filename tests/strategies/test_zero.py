@@ -21,6 +21,7 @@ from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import QUIET, Classifier, Outcome, difference, loader, train
 from tests.strategies import parity
 from tests.strategies.gpt import TinyGPT
+from tests.strategies.test_skipped_batches import SkippingClassifier, Weighing, of
 
 with mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
     import deepspeed  # noqa: F401  # before the workers are forked: it takes seconds
@@ -192,10 +193,26 @@ class SkipsOnOne(Classifier):
         return None if skips else super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_no_batch_is_skipped_on_some_ranks_where_backward_is_everybodys(stage: int) -> None:
+class SkipsTheFirst(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if self.trainer.global_rank == 1 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("stage", "make"), [(2, SkipsTheFirst), (3, SkipsOnOne)])
+def test_no_batch_is_skipped_on_some_ranks_where_backward_is_everybodys(stage: int, make: Any) -> None:
     with pytest.raises(Exception, match=r"every rank takes part.*strategy\.stage=1"):
-        train(SkipsOnOne, zero(stage), 2, precision="32-true")
+        train(make, zero(stage), 2, precision="32-true")
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.3}], ids=["", "windows"])
+@pytest.mark.parametrize("size", [5_000, 40])
+@pytest.mark.parametrize("make", [SkippingClassifier, Weighing])
+def test_batches_that_some_ranks_skip(make: type[Any], size: int, more: dict[str, Any], devices: int) -> None:
+    options: dict[str, Any] = {"precision": "32-true", "max_epochs": 2, "data": loader(51, 7, False), **more}
+    made = of(make, devices)
+    runs = [train(made, place, devices, **options) for place in ("ddp", zero(2) | {"bucket_size": size})]
+    assert max(difference(*runs).values()) < 1e-6
 
 
 class Skips(Classifier):

@@ -320,6 +320,14 @@ class _Zeros(torch.autograd.Function):
         return gradients[0], *(torch.zeros_like(parameter) for parameter in ctx.parameters)
 
 
+def zero_loss(parameters: Iterable[nn.Parameter], device: torch.device) -> Tensor:
+    """A loss whose backward pass comes to ``parameters`` in this order and brings each a gradient of zeros."""
+    chain = torch.zeros((), device=device, requires_grad=True)
+    for parameter in [*parameters][::-1]:
+        chain = _Zeros.apply(chain, parameter)
+    return chain
+
+
 def _called_for(part: nn.Module, method: Any, argument: Any) -> Tensor:
     """Call ``method`` as if it were the forward pass of ``part``, whose weights are gathered for it."""
     caller: Any = part

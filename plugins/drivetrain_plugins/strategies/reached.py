@@ -84,9 +84,9 @@ class Reached:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
-        self._names: set[str] = set()
+        self._names: dict[str, None] = {}  # in the order in which a pass came to them
         self._hooks: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._names.add(name))
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._names.setdefault(name))
             for name, parameter in parameters.items()
         ]
 
@@ -119,6 +119,11 @@ class Reached:
             yield
         finally:
             handle.remove()
+
+    @property
+    def names(self) -> list[str]:
+        """What the last pass reached, in its order."""
+        return list(self._names)
 
     def remove(self) -> None:
         for hook in self._hooks:

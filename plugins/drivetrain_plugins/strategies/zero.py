@@ -1,14 +1,17 @@
 """ZeRO on DeepSpeed: the engine reduces, clips and steps when our loop says so; states are saved whole and by name.
 
 What differs from a replica: gradients live within the engine, so ``on_before_optimizer_step`` finds none on the
-parameters, and a rank cannot skip a batch by itself (``training_step`` returning None) in stages 2 and 3, where every
-backward pass is one of all ranks.
+parameters, and every backward pass is one of all ranks in stages 2 and 3: a rank that skips a batch by itself
+(``training_step`` returning None) brings zeros in stage 2, and cannot in stage 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
+from drivetrain_plugins.strategies.going_along import zero_loss
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.reached import Reached
@@ -153,8 +157,24 @@ class Zero(Strategy):
             self._losses.step()
         loss = super().forward_backward(step)
         if loss is None and self._losses is not None:
-            self._losses.none("use strategy.stage=1")
+            self._without_loss(self._losses)
         return loss
+
+    def _without_loss(self, losses: LossOnAll) -> None:
+        """Bring zeros to the others' backward pass, in the order of this rank's last one: gradients are reduced as they
+        come, whatever their names."""
+        if self._sharded or not self._order:
+            losses.none(_WAY_OUT)
+            return
+        order, self._dirty = self._order, True
+        named = dict(self.module.named_parameters())
+        loss = zero_loss((named[name] for name in order), self.device)
+        losses.backward()
+        self._backward_pass(loss)
+        found = losses.went_along(_told(order), (), _WAY_OUT)
+        self.contributed, self.weighted = self.contributed or found[0], self.weighted or found[1]
+
+    _order: Sequence[str] = ()  # in which parameters got their gradients in the last pass from a loss
 
     _dirty = False
 
@@ -168,8 +188,14 @@ class Zero(Strategy):
         self._dirty = True
         if self._losses is not None:
             self._losses.backward()
+        self._backward_pass(loss if factor == 1.0 else loss * factor, **options)
+        if self._losses is not None and self._reached is not None:
+            self._order = self._reached.names
+            self._losses.over(weighted, partial(_told, self._order))
+
+    def _backward_pass(self, loss: Tensor, **options: Any) -> None:
         with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
-            self._engine.backward(loss if factor == 1.0 else loss * factor, scale_wrt_gas=False, **options)
+            self._engine.backward(loss, scale_wrt_gas=False, **options)
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
@@ -346,7 +372,7 @@ class Zero(Strategy):
                 delattr(parameter, name)
         self._own.clear()
         self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
-        self._losses = None
+        self._losses, self._order = None, ()
         if saved:
             named = dict(self.module.named_parameters(remove_duplicate=False))
             for group, names in zip(self._optimizer.param_groups, self._group_names, strict=True):
@@ -362,6 +388,13 @@ class Zero(Strategy):
             self._destroy()
         self._see_off(failed=error is not None)
         super().close(error)
+
+
+_WAY_OUT = "use strategy.stage=1"
+
+
+def _told(order: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(order).encode()).hexdigest()[:16]
 
 
 @contextmanager
