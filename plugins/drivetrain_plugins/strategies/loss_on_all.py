@@ -37,7 +37,7 @@ class LossOnAll:
     def __init__(self, job: Job) -> None:
         self.rank = job.rank
         self._steps = 0
-        self._made: tuple[bool, Callable[[], str]] = False, str
+        self._made: tuple[int, bool, Callable[[], str]] | None = None  # of which pass, and what is said of it
         # A little less than what NCCL waits for a collective, and then ends the process without these words.
         self._agreement = Agreement("loss", job.rank, range(job.world_size), 0.9 * job.timeout, self._says)
 
@@ -45,11 +45,12 @@ class LossOnAll:
         self._agreement.close()
 
     def _says(self, point: Point) -> str | None:
-        """Of the last pass. No rank is further: in the next one it waits for the rank that asks."""
         if point[-1] != _OVER:
             return None
-        weighted, through = self._made
-        return json.dumps(asdict(Pass(True, weighted, through())))
+        made = self._made
+        if made is None or made[0] != point[0]:  # what this rank went through then is not known any more
+            return json.dumps(asdict(Pass(True)))
+        return json.dumps(asdict(Pass(True, made[1], made[2]())))
 
     def step(self) -> None:
         """The next micro-batch; nobody is asked."""
@@ -65,7 +66,7 @@ class LossOnAll:
 
     def over(self, weighted: bool, through: Callable[[], str]) -> None:
         """It has gone backward from a loss, with a weight of its own or not, through what ``through`` gives."""
-        self._made = weighted, through
+        self._made = self._steps, weighted, through
         self._agreement.passed = (self._steps, _OVER)
 
     def went_along(self, through: str, together: Sequence[int], way_out: str) -> tuple[bool, bool]:

@@ -162,8 +162,8 @@ class Zero(Strategy):
 
     def _without_loss(self, losses: LossOnAll) -> None:
         """Bring zeros to the others' backward pass, in the order of this rank's last one: gradients are reduced as they
-        come, whatever their names."""
-        if self._sharded or not self._order:
+        come, whatever their names. Not on a GPU, where others run ahead and may answer too late."""
+        if self._sharded or not self._order or self.device.type != "cpu":
             losses.none(_WAY_OUT)
             return
         order, self._dirty = self._order, True
