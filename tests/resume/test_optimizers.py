@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from drivetrain import TrainModule, checkpoint
+from drivetrain.errors import WorkerError
 from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import Classifier, Gan
 
@@ -112,6 +113,14 @@ def test_what_an_optimizer_keeps_beside_the_states_of_parameters(
     whole = _stopped_and_resumed(tmp_path, lambda: Stepped(kind), (1, 4), options)
     (state,) = end(whole, 0, devices)["optimizer_states"]
     assert ("count" in state["beside"]) if kind is Counting else ("slow" in state["further"])
+
+
+def test_weights_that_an_optimizer_keeps_a_second_time_are_not_cut(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"accumulate_grad_batches": 1, "validation": False}
+    whole = fit(tmp_path / "whole", "batch", module=Stepped(Slow), strategy="single", devices=1, **options)
+    (saved,) = whole.glob("4-batch-*.ckpt")
+    with pytest.raises(WorkerError, match=r"whole tensors that Slow keeps beside .* \(slow\), .*strategy=ddp"):
+        fit(tmp_path / "cut", module=Stepped(Slow), resume=saved, strategy="fsdp", devices=2, **options)
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.errors import TrainingError
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.precision import Precision
-from drivetrain_plugins.strategies.own_parts import refuse_shards
+from drivetrain_plugins.strategies.own_parts import refuse_shards, refuse_whole
 from drivetrain_plugins.strategies.plain import Original
 
 
@@ -68,6 +68,8 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, 
     """Load the named state of whole tensors into an optimizer of shards. What has its parameter's shape is held as the
     parameter is; the rest (step counts) as it is."""
     own = dict(module.named_parameters(remove_duplicate=False))
+    if any(isinstance(parameter, DTensor) for parameter in own.values()):
+        refuse_whole(optimizer, saved, (parameter.shape for parameter in own.values()))
     state = {
         name: {key: like(value, own[name]) if _fits(value, own.get(name)) else value for key, value in values.items()}
         for name, values in saved["state"].items()

@@ -4,15 +4,15 @@ saved once for all of them, and none of them could tell what of it would be whos
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
-from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
 
 
 def refuse_own_parts(optimizer: Optimizer, strategy: str) -> None:
@@ -44,6 +44,26 @@ def refuse_shards(optimizer: Optimizer, named: Mapping[str, Any]) -> None:
             f"{type(optimizer).__name__} keeps tensors beside the states of parameters of which each rank holds a part:"
             " no checkpoint could give them back to it; use strategy=ddp."
         )
+
+
+def refuse_whole(optimizer: Optimizer, named: Mapping[str, Any], shapes: Iterable[Size]) -> None:
+    """As :func:`refuse_shards`, of a checkpoint that a strategy with whole parameters wrote: nobody could cut them.
+
+    Args:
+        named: the saved :func:`drivetrain.named_optimizer.named_state`.
+        shapes: those of the whole parameters.
+
+    Raises:
+        CheckpointError: there are tensors of a parameter's shape beside the states of parameters.
+    """
+    known = {shape for shape in shapes if shape.numel() > 1}
+    for part in ("beside", "further"):
+        if any(isinstance(leaf, Tensor) and leaf.shape in known for leaf in _leaves(named.get(part))):
+            raise CheckpointError(
+                f"the checkpoint holds whole tensors that {type(optimizer).__name__} keeps beside the states of"
+                f" parameters ({', '.join(map(str, named[part]))}), and here each rank holds a part of every parameter:"
+                " go on with strategy=ddp, or load the weights only."
+            )
 
 
 def refuse_different(communicator: Communicator, optimizer: Optimizer, strategy: str) -> None:
