@@ -164,6 +164,21 @@ class PublishedMetrics:
             return value
         return value.to(torch.get_default_dtype()) if value.is_floating_point() else value
 
+    @property
+    def in_double(self) -> list[str]:
+        """Names of what is known in double precision."""
+        known = {**self.logged, **self.callback}
+        return [name for name, value in known.items() if value.dtype == torch.float64]
+
+    def again(self, values: Mapping[str, float], double: Collection[str] | None) -> dict[str, torch.Tensor]:
+        """Metrics that a checkpoint holds, in the types that they were known in.
+
+        Args:
+            double: names of those that were known in double precision; None: it does not say, all.
+        """
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        return {name: self._as_shown(value, double is None or name in double) for name, value in exact.items()}
+
     # -- between processes --------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """What is known, for the process that started this worker."""

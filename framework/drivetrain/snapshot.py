@@ -97,6 +97,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
+            "double": trainer.published.in_double,
             "progress_bar": dict(trainer.progress_bar_metrics),
         }
         trainer.published.by_step = shown
@@ -332,7 +333,7 @@ def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool
         metrics.load_state_dict(saved["epoch"])
     shown: dict[str, Any] = {"bar": dict(saved["progress_bar"])}
     for name in ("callback", "logged"):
-        shown[name] = {key: torch.tensor(value, dtype=torch.float64) for key, value in saved[name].items()}
+        shown[name] = trainer.published.again(saved[name], saved.get("double"))
     trainer.published.load_state_dict(shown)
 
 

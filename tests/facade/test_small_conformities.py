@@ -69,6 +69,29 @@ def test_a_metric_that_is_logged_by_step_begins_anew_with_each_epoch(L: Any, tmp
     assert project.accuracy._update_count == 0
 
 
+def test_a_metric_of_a_checkpoint_is_of_the_type_that_it_was_of(tmp_path: Path) -> None:
+    """A project that stacks what it finds in ``callback_metrics`` finds one type, in a run that goes on too."""
+    found: list[Any] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        double = {"exact": loss.double() / 3, "half": torch.tensor(0.5).double()}
+        self.log_dict({"loss": loss, "tenth": 0.1, "none": float("nan"), **double})
+        return loss
+
+    def note(self: Any) -> None:
+        found.append({name: (value.dtype, str(value)) for name, value in self.trainer.callback_metrics.items()})
+
+    parts = {"training_step": training_step, "on_fit_start": note, "on_train_epoch_end": note}
+    saver = ours.callbacks.ModelCheckpoint(tmp_path, "at")
+    first = trainer(ours, tmp_path, callbacks=[saver], enable_checkpointing=True)
+    first.fit(module(ours, **parts), loader())
+    trainer(ours, tmp_path, max_epochs=2).fit(module(ours, **parts), loader(), ckpt_path=tmp_path / "at.ckpt")
+    assert [len(one) for one in found] == [0, 5, 5, 5]
+    assert found[2] == found[1]
+    assert [found[2][name][0] for name in ("loss", "half", "tenth")] == [torch.float32, torch.float64, torch.float32]
+
+
 @both
 def test_metrics_of_a_collection_go_on_sharing_their_states(L: Any, tmp_path: Path) -> None:
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
