@@ -23,7 +23,7 @@ class Callback:
         saves_checkpoints: such callbacks run last, so that what others changed is in the checkpoint.
         shows_progress: whether it is the progress bar, of which there is one: the Trainer's ``print`` goes to its own.
         monitors: whether ``on_train_epoch_end`` reads metrics, and so runs after the module's own.
-        rank_zero_only: whether the callback exists on the first worker only (it must not then run a collective).
+        rank_zero_only: whether its hooks are called on the first worker only (it must not then run a collective).
         reads_predictions: whether it reads ``trainer.predict_loop.predictions``, which are kept for it then.
         needs: what it asks of the strategy: names of flags of :class:`~drivetrain.declaration.Support`. Where one is
             false, training is refused before it starts.

@@ -279,8 +279,7 @@ class Configuration:
         self._own_callbacks = self._own_callbacks_now()
         kinds = {kind for callback in more for kind in type(callback).__mro__} - {*Callback.__mro__}
         kept = [callback for callback in self._own_callbacks if type(callback) not in kinds]
-        found = [c for c in [*kept, *more] if not (c.rank_zero_only and self.job is not None and self.job.rank > 0)]
-        self.callbacks = sorted(found, key=lambda callback: callback.saves_checkpoints)
+        self.callbacks = sorted([*kept, *more], key=lambda callback: callback.saves_checkpoints)
         self._used = (list(self.callbacks), list(more))
         keys = [state_name(c) for c in self.callbacks if is_overridden("state_dict", c, Callback)]
         for key in keys:

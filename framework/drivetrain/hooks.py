@@ -25,16 +25,22 @@ class Hooks:
     def __init__(self, trainer: Trainer, module: TrainModule, callbacks: list[Callback]) -> None:
         from drivetrain.module import TrainModule as Base
 
-        self.trainer, self.module, self.callbacks = trainer, module, callbacks
+        self.trainer, self.module = trainer, module
         self.current: str | None = None
         self._base = Base
-        self._resolve_all()
+        self._resolve_all(callbacks)
 
-    def _resolve_all(self) -> None:
-        self._known = list(self.callbacks)
+    def _resolve_all(self, callbacks: list[Callback]) -> None:
+        self._known, self.callbacks = list(callbacks), self.acting(callbacks)
         self._functions: dict[str, tuple[Callable[..., Any], ...]] = {}
         names = {name for name in dir(Callback) if name.startswith("on_")}
         self.active = frozenset(name for name in names if self._resolve(name))
+
+    def acting(self, callbacks: list[Callback]) -> list[Callback]:
+        """Those whose hooks are called on this rank. A project finds all of them in the Trainer's list, as in one
+        process, and may ask the progress bar something on every rank."""
+        job = self.trainer.job
+        return [one for one in callbacks if not (one.rank_zero_only and job is not None and job.rank > 0)]
 
     def follow(self) -> None:
         """Take up what a project has added to the Trainer's list of callbacks since it was looked at, or taken from it
@@ -45,8 +51,7 @@ class Hooks:
         now[:] = [self.trainer.take_callback(callback) for callback in now]
         for callback in now:
             callback._log_to(self.module)
-        self.callbacks = now
-        self._resolve_all()
+        self._resolve_all(now)
 
     def __call__(self, name: str, *args: Any) -> Any:
         """Call hook ``name`` of every callback, then of the module; returns what the last of them returned."""

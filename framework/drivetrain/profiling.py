@@ -50,7 +50,7 @@ class ProfiledHooks(Hooks):
     def of_callbacks(
         self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False, **named: Any
     ) -> None:
-        everyone = self.trainer.callbacks  # a callback may cause a hook of all, as checkpoints do
+        everyone = self.acting(self.trainer.callbacks)  # a callback may cause a hook of all, as checkpoints do
         try:
             for callback in everyone:
                 self.callbacks = [callback]

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from rich.console import Console
 from rich.progress import TextColumn
 
+from drivetrain import Trainer
 from drivetrain_plugins.callbacks.progress_bar import RichProgressBar
 from drivetrain_plugins.callbacks.tqdm_progress_bar import TQDMProgressBar
+from tests.runs import QUIET, Classifier, loader
 
 
 def terminal() -> Console:
@@ -202,3 +205,33 @@ def test_travels_to_workers(make_trainer: Callable[..., Any]) -> None:
 def test_print_of_a_bar_of_tqdm_can_be_flushed(capsys: pytest.CaptureFixture[str]) -> None:
     TQDMProgressBar().print("[val]", 1, sep="|", end="!\n", flush=True)
     assert capsys.readouterr().out == "[val]|1!\n"
+
+
+class AsksEverywhere(Classifier):
+    """Has the bar say nothing, on every rank, and writes down what it finds there."""
+
+    def on_train_start(self) -> None:
+        bar = self.trainer.progress_bar_callback
+        bar.disable()
+        names = [type(one).__name__ for one in self.trainer.callbacks]
+        Path(self.folder, f"rank_{self.global_rank}").write_text(f"{bar.is_enabled} {bar.called} {names}")
+
+    folder = ""
+
+
+class Bar(RichProgressBar):
+    called = 0
+
+    def setup(self, *arguments: Any, **named: Any) -> None:
+        super().setup(*arguments, **named)
+        self.called += 1
+
+
+def test_every_rank_has_the_bar_and_the_first_draws_it(tmp_path: Path) -> None:
+    made = type("Asks", (AsksEverywhere,), {"folder": str(tmp_path)})
+    Trainer(**{**QUIET, "enable_progress_bar": True}, strategy="ddp", devices=2, callbacks=Bar(), max_epochs=1).fit(
+        made(), loader()
+    )
+    first, second = ((tmp_path / f"rank_{rank}").read_text() for rank in range(2))
+    assert first.startswith("False 1 ") and second.startswith("False 0 ")
+    assert first.split(" ", 2)[2] == second.split(" ", 2)[2] and "Bar" in first

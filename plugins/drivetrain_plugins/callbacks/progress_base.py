@@ -21,7 +21,7 @@ def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
 
 
 class ProgressBar(Callback):
-    """Names and meanings are Lightning's. It exists on the first worker only.
+    """Names and meanings are Lightning's. Its hooks are called on the first worker only.
 
     Override :meth:`get_metrics` to choose what is shown, and hooks to draw.
     """
