@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 _LOOK_EVERY = 0.5  # seconds between looks for a question
+_OFTEN, _FOR_A_WHILE = 0.02, 10.0  # seconds between looks, and for how long after a question: more tend to follow
 _FIRST_WAIT, _LAST_WAIT = 0.0002, 0.02  # seconds between looks for answers
 _runs = itertools.count()  # every rank makes the same agreements in the same order
 
@@ -95,13 +96,14 @@ class Agreement:
         return f"{self._prefix}/{'-'.join(map(str, point))}/{rank}"
 
     def _answer(self) -> None:
-        seen, open_ = 0, set[Point]()
-        while not self._over.wait(_LOOK_EVERY):
+        seen, open_, asked = 0, set[Point](), float("-inf")
+        while not self._over.wait(_OFTEN if open_ or time.monotonic() < asked + _FOR_A_WHILE else _LOOK_EVERY):
             try:
                 questions = self._looked.add(f"{self._prefix}/questions", 0)
                 if questions == seen and not open_:
                     continue
-                seen = questions
+                if questions != seen:
+                    seen, asked = questions, time.monotonic()
                 for rank in self.ranks:
                     key = f"{self._prefix}/question/{rank}"
                     if rank != self.rank and self._looked.check([key]):

@@ -169,13 +169,14 @@ every forward and backward pass, so a rank without a loss has its part to do in 
 `fsdp`, `mesh` with `shard` above 1 and `zero` with `stage=2`, it does that part with zeros, whether it returned before
 its forward pass or after, also where what it computed is not finite: it goes through the same blocks in the same order
 as in its last step with a loss, without running the module's code, so that it draws nothing and its buffers stay. The
-result is that of `ddp`. Each such batch costs a question in the job's store, up to half a second; steps in which all
-ranks have a loss ask nothing. The job ends instead, with a sentence that says so, where the rank had no step with a
-loss yet (with `reduce_every_micro_batch=false`: no window), where the others' pass went through other blocks (where
-these differ in size a collective may fail first, or wait for its time-out), where blocks are called within checkpoints
-with `use_reentrant=True`, with `narrow_gather` under `bf16-mixed`, where only some ranks of a tensor group return
-`None`, under `zero` with `stage=3`, and on GPUs. There `return loss * 0.0` takes part, where the loss is a number. A
-batch that no rank has a loss of is left out, as everywhere.
+result is that of `ddp`. Each such batch costs a question in the job's store, up to half a second, and hundredths where
+another was asked in the last ten; steps in which all ranks have a loss ask nothing. The job ends instead, with a
+sentence that says so, where the rank had no step with a loss yet (with `reduce_every_micro_batch=false`: no window),
+where the others' pass went through other blocks (where these differ in size a collective may fail first, or wait for
+its time-out), where blocks are called within checkpoints with `use_reentrant=True`, with `narrow_gather` under
+`bf16-mixed`, where only some ranks of a tensor group return `None`, under `zero` with `stage=3`, and on GPUs. There
+`return loss * 0.0` takes part, where the loss is a number. A batch that no rank has a loss of is left out, as
+everywhere.
 
 Likewise a loss that leaves out parameters which other ranks use, as experts do that only some samples go to, ends the
 job under `fsdp`, `mesh` with `shard` and `zero` from stage 1 on; `strategy=ddp strategy.find_unused_parameters=true`
