@@ -63,7 +63,7 @@ class HyperparametersMixin:
         if len(args) == 1 and not isinstance(args[0], str):
             self.hparams_name = next((name for name, value in given.items() if value is args[0]), None)
         self._log_hyperparams = logger
-        self.hparams.update(chosen)
+        self._set_hparams(chosen)
         self.remove_ignored_hparams(ignored)  # a parent class may have saved them before
         for name, value in chosen.items():
             if isinstance(value, nn.Module):
@@ -73,6 +73,15 @@ class HyperparametersMixin:
                     stacklevel=3,
                 )
         self._hparams_initial = _copy(self.hparams)
+
+    def _set_hparams(self, hp: Any) -> None:
+        """Add what a mapping or Namespace holds to ``hparams``; ``save_hyperparameters`` calls it, and subclasses that
+        choose what is kept override it (the name is Lightning's)."""
+        self.hparams.update(self._to_hparams_dict(hp))
+
+    @staticmethod
+    def _to_hparams_dict(hp: Any) -> AttributeDict:
+        return AttributeDict(_as_dict(hp))
 
     def remove_ignored_hparams(self, ignore_list: Iterable[str]) -> None:
         """Forget the hyper-parameters of these names."""

@@ -91,6 +91,22 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
         batch = kwargs.get("batch", args[0])
         return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
+    # -- how a batch gets to the device: for code that has batches of its own; the names are Lightning's ---------------
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        return self._transfer_hook("on_before_batch_transfer")(batch, dataloader_idx)
+
+    def _apply_batch_transfer_handler(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        """``batch`` on ``device`` (by default the module's), by the hooks of the data module or of this module."""
+        moved = self._transfer_hook("transfer_batch_to_device")(batch, device or self.device, dataloader_idx)
+        return self._transfer_hook("on_after_batch_transfer")(moved, dataloader_idx)
+
+    def _transfer_hook(self, name: str) -> Callable[..., Any]:
+        from drivetrain.transfer import transfer_owner
+
+        return getattr(self if self._trainer is None else transfer_owner(self._trainer, name), name)
+
     # -- configuration ------------------------------------------------------------------------------------------
     def configure_optimizers(self) -> Any:
         """One of: an optimizer; a list of them; (optimizers, schedulers); a dict with ``"optimizer"`` and optionally

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.data_hooks import DataHooks, move
+from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ def batch_transfer(trainer: Trainer) -> Transfer:
     where it overrides it, else the module's.
     """
     device, precision = trainer.strategy.device, trainer.precision_plugin
-    hooks, default = [], True
-    for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
-        owner: Any = trainer.lightning_module
-        if trainer.datamodule is not None and _overrides(trainer.datamodule, name):
-            owner = trainer.datamodule
-        default = default and not _overrides(owner, name)
-        hooks.append(getattr(owner, name))
-    before, moved, after = hooks
+    names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+    owners = [transfer_owner(trainer, name) for name in names]
+    before, moved, after = (getattr(owner, name) for owner, name in zip(owners, names, strict=True))
+    default = not any(_overrides(owner, name) for owner, name in zip(owners, names, strict=True))
+    own = getattr(trainer.lightning_module, "_apply_batch_transfer_handler", None)
+    if getattr(own, "__func__", TrainModule._apply_batch_transfer_handler) is TrainModule._apply_batch_transfer_handler:
+        own = None  # as it is, it calls the hooks
+    default = default and own is None
     convert = precision.convert_input
     stays = default and device.type == "cpu"
 
@@ -43,11 +44,19 @@ def batch_transfer(trainer: Trainer) -> Transfer:
 
     def through_hooks(micro: MicroBatch) -> Any:
         batch = before(convert(micro.batch), micro.loader)
+        if own is not None:
+            return own(batch, device, micro.loader)
         return after(moved(batch, device, micro.loader), micro.loader)
 
     if stays and type(precision).convert_input is Precision.convert_input:
         return as_it_is
     return converted if stays else through_hooks
+
+
+def transfer_owner(trainer: Trainer, name: str) -> Any:
+    """Whose hook counts: the data module's where it overrides it, else the module's."""
+    data = trainer.datamodule
+    return data if data is not None and _overrides(data, name) else trainer.lightning_module
 
 
 # An object of another kind may have its to(). The frequent ones come first, as each is asked for at every step.

@@ -67,6 +67,7 @@ class FakeTrainer:
     global_rank: int = 0
     current_epoch: int = 0
     global_step: int = 0
+    stage: str | None = None
     sanity_checking: bool = False
     should_stop: bool = False
     agreed_seconds: float = 0.0
@@ -121,6 +122,8 @@ class FakeTrainer:
             self.callback_metrics[name] = torch.tensor(value, dtype=torch.float64)
 
     def call(self, hook: str, *arguments: Any) -> None:
+        if hook == "setup":
+            self.stage = arguments[0]
         for callback in self.callbacks:
             getattr(callback, hook)(self, None, *arguments)
 

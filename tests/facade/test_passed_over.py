@@ -82,8 +82,8 @@ def test_every_member_that_lightning_reads_is_read_or_told_of(section: str, name
 
 
 class Skips(ours.callbacks.ModelCheckpoint):
-    def _should_remove_checkpoint(self, *args: Any) -> bool:
-        return False
+    def _find_last_checkpoints(self, trainer: Any) -> set[str]:
+        return set()
 
 
 class Rows(ours.loggers.CSVLogger):
@@ -96,7 +96,7 @@ class Rows(ours.loggers.CSVLogger):
     [
         (
             {"callbacks": Skips()},
-            "Skips overrides _should_remove_checkpoint of Lightning's ModelCheckpoint, which",
+            "Skips overrides _find_last_checkpoints of Lightning's ModelCheckpoint, which",
         ),
         ({"logger": [Rows("x")]}, "Rows overrides _get_next_version of Lightning's CSVLogger, which nothing here asks"),
     ],

@@ -11,7 +11,6 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 _OF_PROFILERS = "_prepare_streams _rank_zero_info"
-_AVERAGING = "_copy_average_to_current _swap_models"
 PASSED_OVER: dict[str, tuple[str, ...]] = {
     name: tuple(members.split())
     for name, members in {
@@ -19,18 +18,13 @@ PASSED_OVER: dict[str, tuple[str, ...]] = {
         "BaseFinetuning": "_apply_mapping_to_param_groups",
         "BatchSizeFinder": "SUPPORTED_MODES",
         "DeviceStatsMonitor": "_get_and_log_device_stats",
-        "EarlyStopping": "_improvement_message _log_info _should_skip_check _validate_condition_metric",
         "LearningRateFinder": "SUPPORTED_MODES",
         "LearningRateMonitor": (
             "_add_prefix _add_suffix _check_duplicates_and_update_name _duplicate_param_group_names "
             "_extract_lr _extract_momentum _extract_stats _extract_weight_decay "
             "_find_names_from_optimizers _find_names_from_schedulers _get_optimizer_stats _remap_keys"
         ),
-        "ModelCheckpoint": (
-            "_find_last_checkpoints _format_checkpoint_name _get_metric_interpolated_filepath_name "
-            "_link_checkpoint _save_monitor_checkpoint _should_remove_checkpoint "
-            "_should_save_on_exception"
-        ),
+        "ModelCheckpoint": "_find_last_checkpoints _should_save_on_exception",
         "ModelPruning": (
             "_apply_global_pruning _apply_local_pruning _copy_param _create_pruning_fn "
             "_get_pruned_stats _is_pruning_method _log_sparsity_stats "
@@ -46,14 +40,9 @@ PASSED_OVER: dict[str, tuple[str, ...]] = {
         "StochasticWeightAveraging": "_clear_schedulers _load_average_model_state",
         "SpikeDetection": "_check_atol _check_rtol _handle_spike _is_better _update_stats",
         "ThroughputMonitor": "_compute",
-        "Timer": "_check_time_remaining",
         "TQDMProgressBar": "_resolve_refresh_rate _should_update",
-        "EMAWeightAveraging": _AVERAGING,
-        "WeightAveraging": _AVERAGING,
         "CSVLogger": "_get_next_version experiment",
-        "MLFlowLogger": "_scan_and_log_checkpoints",
         "TensorBoardLogger": "_get_next_version _sanitize_params",
-        "WandbLogger": "_scan_and_log_checkpoints",
         "Profiler": _OF_PROFILERS,
         "AdvancedProfiler": "_dump_stats _prepare_streams _rank_zero_info",
         "PassThroughProfiler": _OF_PROFILERS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -89,8 +89,7 @@ class EarlyStopping(Callback):
         self.best_score = torch.tensor(worst(mode))
         if self._has_operator:
             self.best_score = torch.tensor(math.inf if self.monitor_op is torch.lt else -math.inf)
-        self._on_train_epoch_end = check_on_train_epoch_end
-        self._fitting = False
+        self._check_on_train_epoch_end = check_on_train_epoch_end
 
     mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
     order_dict: ClassVar[dict[str, str]] = {"min": "<", "max": ">"}
@@ -111,10 +110,9 @@ class EarlyStopping(Callback):
         return f"{type(self).__qualname__}{ {'monitor': self.monitor, 'mode': self.mode} }"
 
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
-        self._fitting = stage == "fit"
-        if self._fitting and self._on_train_epoch_end is None:
+        if stage == "fit" and self._check_on_train_epoch_end is None:
             each_epoch = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch == 1
-            self._on_train_epoch_end = True if each_epoch else None
+            self._check_on_train_epoch_end = True if each_epoch else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         """After resuming: the checkpoint's patience counts, as in Lightning, which must not happen in silence."""
@@ -128,33 +126,44 @@ class EarlyStopping(Callback):
         self._asked = self.patience  # told once
 
     def on_validation_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if not self._on_train_epoch_end and not self._skips(trainer):
+        if not self._check_on_train_epoch_end and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        here = not has_validation(trainer) if self._on_train_epoch_end is None else self._on_train_epoch_end
-        if here and not self._skips(trainer):
+        here = not has_validation(trainer) if self._check_on_train_epoch_end is None else self._check_on_train_epoch_end
+        if here and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
 
-    def _skips(self, trainer: Trainer) -> bool:
-        return not self._fitting or trainer.sanity_checking or bool(trainer.fast_dev_run)
+    def _should_skip_check(self, trainer: Trainer) -> bool:
+        """Whether this is no moment of training. Subclasses that check at another time ask it; like the names below
+        that begin with an underscore and are called from here, it is Lightning's."""
+        return trainer.stage != "fit" or trainer.sanity_checking
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         """Look at the metric now; subclasses that check at another time call it (the name is Lightning's)."""
-        metric = trainer.monitored(self.monitor)
-        if metric is None:
-            error = missing("EarlyStopping", self.monitor, trainer)
-            if self.strict:
-                raise error
-            self._report(trainer, logging.WARNING, str(error))
+        metric = trainer.monitored(self.monitor)  # of which the ranks know the same
+        logs = {name: value for name, value in trainer.callback_metrics.items() if name != self.monitor}
+        if metric is not None:
+            logs[self.monitor] = metric
+        if trainer.fast_dev_run or not self._validate_condition_metric(logs):
             return
-        stop, message = self._evaluate_stopping_criteria(torch.as_tensor(metric).squeeze())
+        stop, message = self._evaluate_stopping_criteria(torch.as_tensor(logs[self.monitor]).squeeze())
         if stop:
             trainer.should_stop = True
             self.stopped_epoch = trainer.current_epoch
             self.stopping_reason_message = message
         if message and (self.verbose or stop):
-            self._report(trainer, logging.INFO, message)
+            self._log_info(trainer, message, self.log_rank_zero_only)
+
+    def _validate_condition_metric(self, logs: Mapping[str, Any]) -> bool:
+        """Whether the metric is among ``logs``; without it, with ``strict``, it is an error."""
+        if logs.get(self.monitor) is not None:
+            return True
+        error = missing("EarlyStopping", self.monitor, logs)
+        if self.strict:
+            raise error
+        log.warning("%s", error)
+        return False
 
     def _evaluate_stopping_criteria(self, current: torch.Tensor) -> tuple[bool, str | None]:
         """Whether to stop, and what to say; it notes the reason. Subclasses that judge in another way override it (the
@@ -177,14 +186,20 @@ class EarlyStopping(Callback):
             message = f"{name} = {current:.4g} is worse than {self.divergence_threshold}: training diverges."
             return reasons.DIVERGENCE_THRESHOLD, message
         if self._better(current, best, abs(self.min_delta)):
+            message = self._improvement_message(value)
             self.best_score, self.wait_count = value.detach().clone(), 0
-            gain = f" by {abs(best - current):.4g}" if math.isfinite(best) else ""
-            return reasons.NOT_STOPPED, f"{name} improved{gain} to {current:.4g}."
+            return reasons.NOT_STOPPED, message
         self.wait_count += 1
         if self.wait_count >= self.patience:
             message = f"{name} did not improve in {self.wait_count} checks; its best was {best:.4g}."
             return reasons.PATIENCE_EXHAUSTED, message
         return reasons.NOT_STOPPED, ""
+
+    def _improvement_message(self, current: torch.Tensor) -> str:
+        """What is said of a value that is better than ``best_score``."""
+        best = float(self.best_score)
+        gain = f" by {abs(best - float(current)):.4g}" if math.isfinite(best) else ""
+        return f"{self.monitor} improved{gain} to {float(current):.4g}."
 
     def _better(self, value: float, than: float, margin: float = 0.0) -> bool:
         """Whether ``value`` is better than another one by more than ``margin``, as a project says that has an operator
@@ -194,10 +209,11 @@ class EarlyStopping(Callback):
         signed = margin if self.monitor_op is torch.gt else -margin
         return bool(self.monitor_op(torch.tensor(value - signed), torch.tensor(than)))
 
-    def _report(self, trainer: Trainer, level: int, message: str) -> None:
-        if trainer.is_global_zero or not self.log_rank_zero_only:
-            rank = "" if trainer.world_size == 1 or self.log_rank_zero_only else f"[rank {trainer.global_rank}] "
-            log.log(level, "%s%s", rank, message)
+    @staticmethod
+    def _log_info(trainer: Trainer, message: str, log_rank_zero_only: bool) -> None:
+        if trainer.is_global_zero or not log_rank_zero_only:
+            rank = "" if trainer.world_size == 1 or log_rank_zero_only else f"[rank {trainer.global_rank}] "
+            log.info("%s%s", rank, message)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,19 +70,40 @@ class CheckpointFiles(CheckpointOptions):
     ) -> str:
         """Path that a checkpoint with these ``metrics`` (``epoch`` and ``step`` among them) would get; a metric that is
         not there counts as 0."""
+        named = self.auto_insert_metric_name
+        name = self._format_checkpoint_name(
+            filename or self.filename, metrics, prefix=prefix, auto_insert_metric_name=named
+        )
+        if ver is not None:
+            name = self.CHECKPOINT_JOIN_CHAR.join((name, f"v{ver}"))
+        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
+
+    def _format_checkpoint_name(
+        self,
+        filename: str | None,
+        metrics: dict[str, Any],
+        prefix: str | None = None,
+        auto_insert_metric_name: bool = True,
+    ) -> str:
+        """The name without folder, version and extension, for subclasses that make names of their own; by Lightning's
+        name, like all that is called from here and begins with an underscore."""
         join = self.CHECKPOINT_JOIN_CHAR
-        template = filename or self.filename or f"{{epoch}}{join}{{step}}"
 
         def value(name: str) -> Any:
             found = metrics.get(name, 0)
             return found.item() if isinstance(found, Tensor) else found
 
         def label(name: str) -> str:
-            return f"{name}{self.CHECKPOINT_EQUALS_CHAR}" if self.auto_insert_metric_name else ""
+            return f"{name}{self.CHECKPOINT_EQUALS_CHAR}" if auto_insert_metric_name else ""
 
-        parts = [prefix, fill(template, value, label), None if ver is None else f"v{ver}"]
-        name = join.join(part for part in parts if part is not None)
-        return os.path.join(self.dirpath or "", name + self.FILE_EXTENSION)
+        name = fill(filename or f"{{epoch}}{join}{{step}}", value, label)
+        return name if prefix is None else join.join((prefix, name))
+
+    def _get_metric_interpolated_filepath_name(
+        self, monitor_candidates: dict[str, Tensor], trainer: Trainer, del_filepath: str | None = None
+    ) -> str:
+        """The path of a checkpoint that is ranked; ``del_filepath`` is the one that it takes the place of."""
+        return self._free_name(trainer, monitor_candidates, None, del_filepath or "")
 
     def _free_name(self, trainer: Trainer, metrics: dict[str, Tensor], name: str | None, replaced: str) -> str:
         """A path that is not taken, or by what this save replaces."""
@@ -100,19 +122,38 @@ class CheckpointFiles(CheckpointOptions):
         return found
 
     def _remove(self, trainer: Trainer, path: str, current: str) -> None:
-        """Delete a checkpoint that another took the place of, unless it lies elsewhere or the run began from it."""
-        target = Path(path).absolute()
-        if path == current or self._resumed_from(trainer, target):
-            return
-        if Path(str(self.dirpath)).absolute() not in target.parents or not trainer.is_global_zero:
-            return
-        self._remove_checkpoint(trainer, path)
+        if self._should_remove_checkpoint(trainer, path, current):
+            self._remove_checkpoint(trainer, path)
+
+    def _should_remove_checkpoint(self, trainer: Trainer, previous: str, current: str) -> bool:
+        """Whether a checkpoint that another took the place of goes: not if it lies elsewhere or the run began from it.
+        Every worker asks."""
+        target = Path(previous).absolute()
+        if previous == current or self._resumed_from(trainer, target):
+            return False
+        return Path(str(self.dirpath)).absolute() in target.parents
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Called on every worker; the first one deletes."""
+        if not trainer.is_global_zero:
+            return
         try:
             trainer.checkpoint_io.remove_checkpoint(filepath)
         except (CheckpointError, OSError) as error:
             log.warning("an old checkpoint stays: %s", error)
+
+    @staticmethod
+    def _link_checkpoint(trainer: Trainer, filepath: str, linkpath: str) -> None:
+        """Make ``linkpath`` a link to ``filepath``; the first worker's doing, for which the others don't wait."""
+        if trainer.is_global_zero:
+            link_to(filepath, linkpath)
+
+    def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
+        """Paths of ``last.ckpt`` and its versions in the folder."""
+        folder = Path(self.dirpath or _default_folder(trainer))
+        pattern = re.compile(rf"{re.escape(self.CHECKPOINT_NAME_LAST)}(-\d+)?")
+        files = folder.iterdir() if folder.is_dir() else ()
+        return {str(file) for file in files if file.suffix == self.FILE_EXTENSION and pattern.match(file.stem)}
 
     def _path_on_exception(self, trainer: Trainer) -> str:
         return self.format_checkpoint_name(with_counters(trainer, trainer.callback_metrics))

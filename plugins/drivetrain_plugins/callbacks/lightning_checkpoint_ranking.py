@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drivetrain_plugins.callbacks.lightning_checkpoint_files import CheckpointFiles, link_to, with_counters
+from drivetrain_plugins.callbacks.lightning_checkpoint_files import CheckpointFiles, with_counters
 from drivetrain_plugins.callbacks.monitor import missing, worst
 
 if TYPE_CHECKING:
@@ -54,12 +54,17 @@ class CheckpointRanking(CheckpointFiles):
             return
         current = monitor_candidates.get(self.monitor)
         if current is None and trainer.validation is not None and trainer.validation.has_run:
-            raise missing("ModelCheckpoint", self.monitor, trainer)
+            raise missing("ModelCheckpoint", self.monitor, trainer.callback_metrics, trainer.global_step)
         if current is None:
-            warnings.warn(f"{missing('ModelCheckpoint', self.monitor, trainer)}", stacklevel=2)
-        elif self.check_monitor_top_k(trainer, current):
+            error = missing("ModelCheckpoint", self.monitor, trainer.callback_metrics, trainer.global_step)
+            warnings.warn(str(error), stacklevel=2)
+        self._save_monitor_checkpoint(trainer, monitor_candidates)
+
+    def _save_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        current = monitor_candidates.get(str(self.monitor))
+        if current is not None and self.check_monitor_top_k(trainer, current):
             self._update_best_and_save(current, trainer, monitor_candidates)
-        elif self.verbose and trainer.is_global_zero:
+        elif current is not None and self.verbose and trainer.is_global_zero:
             log.info(
                 "epoch %d, step %d: %s is not among the best %d",
                 trainer.current_epoch,
@@ -78,7 +83,7 @@ class CheckpointRanking(CheckpointFiles):
         return bool(current < kth if self.mode == "min" else current > kth)
 
     def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        path = self._free_name(trainer, monitor_candidates, None, self.best_model_path)
+        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer, self.best_model_path)
         previous, self.best_model_path = self.best_model_path, path  # it is part of the state that is saved
         self._save_checkpoint(trainer, path)
         if self.save_top_k == 1 and previous:
@@ -92,7 +97,7 @@ class CheckpointRanking(CheckpointFiles):
             del models[leaving]
         if torch.isnan(current):
             current = torch.full_like(current, worst(self.mode))
-        path = self._free_name(trainer, monitor_candidates, None, leaving or "")
+        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer, leaving)
         models[path] = current
         lowest, highest = min(models, key=lambda p: float(models[p])), max(models, key=lambda p: float(models[p]))
         best, last = (lowest, highest) if self.mode == "min" else (highest, lowest)
@@ -115,8 +120,7 @@ class CheckpointRanking(CheckpointFiles):
         path = self._free_name(trainer, monitor_candidates, self.CHECKPOINT_NAME_LAST, self.last_model_path)
         previous, self.last_model_path = self.last_model_path, path
         if self.save_last == "link" and self._last_checkpoint_saved and self.save_top_k != 0:
-            if trainer.is_global_zero:
-                link_to(self._last_checkpoint_saved, path)
+            self._link_checkpoint(trainer, self._last_checkpoint_saved, path)
         else:
             self._save_checkpoint(trainer, path)
         if previous:

@@ -101,7 +101,7 @@ class ModelCheckpoint(CheckpointRanking):
         if trainer.fast_dev_run or self.dirpath is None:
             return ""
         if self._last_global_step_saved != trainer.global_step:
-            path = self._free_name(trainer, self._monitor_candidates(trainer), None, "")
+            path = self._get_metric_interpolated_filepath_name(self._monitor_candidates(trainer), trainer)
             self._save_checkpoint(trainer, path)
         return self._last_checkpoint_saved
 

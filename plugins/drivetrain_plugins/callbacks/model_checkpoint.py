@@ -257,7 +257,7 @@ class ModelCheckpoint(CheckpointOptions):
         metric = trainer.monitored(self.monitor)
         if metric is None:
             if late:
-                raise missing("ModelCheckpoint", self.monitor, trainer)
+                raise missing("ModelCheckpoint", self.monitor, trainer.callback_metrics, trainer.global_step)
             if not self._warned and trainer.is_global_zero:
                 log.warning("%s is not logged yet at step %d: nothing to rank", self.monitor, trainer.global_step)
             self._warned = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from drivetrain.errors import ConfigurationError, MetricError, nearest
@@ -25,14 +26,15 @@ def has_validation(trainer: Trainer) -> bool:
     return any(count > 0 for count in counts) if counts else trainer.has_validation
 
 
-def missing(owner: str, monitor: str, trainer: Trainer) -> MetricError:
-    """The error for a ``monitor`` that was never logged."""
-    known = sorted(trainer.callback_metrics)
+def missing(owner: str, monitor: str, known: Iterable[str], step: int | None = None) -> MetricError:
+    """The error for a ``monitor`` that was never logged, where the metrics ``known`` are, by ``step``."""
+    known = sorted(known)
+    by = "" if step is None else f" by step {step}"
     hint = nearest(monitor, known)
     if known and not hint.startswith("known:"):
         hint = f"{hint} (known: {', '.join(known)})"
     return MetricError(
-        f"{owner}(monitor={monitor!r}): no metric of that name was logged by step {trainer.global_step}; {hint};"
+        f"{owner}(monitor={monitor!r}): no metric of that name was logged{by}; {hint};"
         f" log it with self.log({monitor!r}, ...) or change monitor."
     )
 

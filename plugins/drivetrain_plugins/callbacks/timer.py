@@ -86,7 +86,7 @@ class Timer(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._asked = False
-        self._check(trainer)  # a resumed run may have used up its time
+        self._check_time_remaining(trainer)  # a resumed run may have used up its time
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._start("train")
@@ -95,10 +95,10 @@ class Timer(Callback):
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._by_step:
-            self._check(trainer)
+            self._check_time_remaining(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._check(trainer)
+        self._check_time_remaining(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end("train")
@@ -127,7 +127,8 @@ class Timer(Callback):
     def on_predict_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._end("predict")
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check_time_remaining(self, trainer: Trainer) -> None:
+        """Wish to stop where the time is up; for subclasses that look at another moment (the name is Lightning's)."""
         if self._duration is None or self._asked or self.time_elapsed() < self._duration:
             return
         self._asked = True

@@ -76,21 +76,28 @@ class WeightAveraging(Callback):
             self._latest_update_epoch = epoch
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        for average, current in _pairs(self._averaged(), pl_module):
-            current.data.copy_(average.data)
+        self._copy_average_to_current(pl_module)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._swap(pl_module)
+        if self._average_model is not None:
+            self._swap_models(pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._swap(pl_module)
-
-    def _swap(self, pl_module: TrainModule) -> None:
         if self._average_model is not None:
-            for average, current in _pairs(self._average_model, pl_module):
-                kept = average.data.clone()
-                average.data.copy_(current.data)
-                current.data.copy_(kept)
+            self._swap_models(pl_module)
+
+    def _swap_models(self, pl_module: TrainModule) -> None:
+        """Exchange the average with the module's weights, for subclasses that test with it as well (the name is
+        Lightning's)."""
+        for average, current in _pairs(self._averaged(), pl_module):
+            kept = average.data.clone()
+            average.data.copy_(current.data)
+            current.data.copy_(kept)
+
+    def _copy_average_to_current(self, pl_module: TrainModule) -> None:
+        """Give the module the average (the name is Lightning's)."""
+        for average, current in _pairs(self._averaged(), pl_module):
+            current.data.copy_(average.data)
 
     # -- checkpoints --------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

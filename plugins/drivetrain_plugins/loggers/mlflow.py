@@ -75,8 +75,8 @@ class MLFlowLogger(Logger):
         self._checkpoint_path_prefix = checkpoint_path_prefix
         self._experiment_id: str | None = None
         self._client: Any = None
-        self._sent: dict[str, float] = {}
-        self._saver: Any = None  # the checkpoint callback whose files are uploaded at the end
+        self._logged_model_time: dict[str, float] = {}
+        self._checkpoint_callback: Any = None  # the checkpoint callback whose files are uploaded at the end
 
     # -- the run at the server ----------------------------------------------------------------------------------
     @property
@@ -164,32 +164,33 @@ class MLFlowLogger(Logger):
     @first_worker_only
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         if self._log_model == "all" or (self._log_model is True and checkpoint_callback.save_top_k == -1):
-            self._send(checkpoint_callback)
+            self._scan_and_log_checkpoints(checkpoint_callback)
         elif self._log_model is True:
-            self._saver = checkpoint_callback
+            self._checkpoint_callback = checkpoint_callback
 
-    def _send(self, callback: Any) -> None:
+    def _scan_and_log_checkpoints(self, checkpoint_callback: Any) -> None:
+        """Upload the files that are new since the last call (the name is Lightning's)."""
         client = self.experiment
-        for moment, path, score in fresh_checkpoints(callback, self._sent):
+        for moment, path, score in fresh_checkpoints(checkpoint_callback, self._logged_model_time):
             target = os.path.join(self._checkpoint_path_prefix, Path(path).stem)
             if Path(path).is_dir():
                 client.log_artifacts(self._run_id, path, os.path.join(target, Path(path).name))
             else:
                 client.log_artifact(self._run_id, path, target)
             with tempfile.TemporaryDirectory() as folder:
-                known = description(callback, path, score, kind="Checkpoint")  # so MLflow's users know it
+                known = description(checkpoint_callback, path, score, kind="Checkpoint")  # so MLflow's users know it
                 Path(folder, "metadata.yaml").write_text(yaml.safe_dump(known), encoding="utf-8")
-                Path(folder, "aliases.txt").write_text(str(aliases(callback, path)), encoding="utf-8")
+                Path(folder, "aliases.txt").write_text(str(aliases(checkpoint_callback, path)), encoding="utf-8")
                 client.log_artifacts(self._run_id, folder, target)
-            self._sent[path] = moment
+            self._logged_model_time[path] = moment
 
     @first_worker_only
     def finalize(self, status: str) -> None:
         if self._client is None:
             return
-        if self._saver is not None and status != "failed":
-            self._send(self._saver)
+        if self._checkpoint_callback is not None and status != "failed":
+            self._scan_and_log_checkpoints(self._checkpoint_callback)
         self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None, "_saver": None}
+        return {**self.__dict__, "_client": None, "_checkpoint_callback": None}

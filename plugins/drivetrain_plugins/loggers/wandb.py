@@ -86,8 +86,8 @@ class WandbLogger(Logger):
         }
         self._wandb_init.update(**kwargs)  # in these words a command line's parser finds the arguments of wandb.init
         self._of_script: str | None = None  # in a worker: the run that the script's process holds
-        self._sent: dict[str, float] = {}
-        self._savers: dict[int, Any] = {}  # checkpoint callbacks whose files are uploaded at the end
+        self._logged_model_time: dict[str, float] = {}
+        self._checkpoint_callbacks: dict[int, Any] = {}  # checkpoint callbacks whose files are uploaded at the end
 
     # -- the run ------------------------------------------------------------------------------------------------
     @property
@@ -205,21 +205,22 @@ class WandbLogger(Logger):
     @first_worker_only
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
         if self._log_model == "all" or (self._log_model is True and checkpoint_callback.save_top_k == -1):
-            self._send(checkpoint_callback)
+            self._scan_and_log_checkpoints(checkpoint_callback)
         elif self._log_model is True:
-            self._savers[id(checkpoint_callback)] = checkpoint_callback
+            self._checkpoint_callbacks[id(checkpoint_callback)] = checkpoint_callback
 
-    def _send(self, callback: Any) -> None:
+    def _scan_and_log_checkpoints(self, checkpoint_callback: Any) -> None:
+        """Upload the files that are new since the last call (the name is Lightning's)."""
         wandb, run = imported("wandb", type(self).__name__), self.experiment
-        for moment, path, score in fresh_checkpoints(callback, self._sent):
+        for moment, path, score in fresh_checkpoints(checkpoint_callback, self._logged_model_time):
             name = self._checkpoint_name or f"model-{run.id}"
-            artifact = wandb.Artifact(name=name, type="model", metadata=description(callback, path, score))
+            artifact = wandb.Artifact(name=name, type="model", metadata=description(checkpoint_callback, path, score))
             if Path(path).is_dir():
                 artifact.add_dir(path, name="model.ckpt")
             else:
                 artifact.add_file(path, name="model.ckpt", policy=self.add_file_policy)
-            run.log_artifact(artifact, aliases=aliases(callback, path))
-            self._sent[path] = moment
+            run.log_artifact(artifact, aliases=aliases(checkpoint_callback, path))
+            self._logged_model_time[path] = moment
 
     @staticmethod
     @first_worker_only
@@ -244,8 +245,8 @@ class WandbLogger(Logger):
     @first_worker_only
     def finalize(self, status: str) -> None:
         if self._experiment is not None and status in ("success", "completed", "stopped"):
-            for callback in self._savers.values():
-                self._send(callback)
+            for callback in self._checkpoint_callbacks.values():
+                self._scan_and_log_checkpoints(callback)
         job = current_job()
         own = self._of_script is None
         if self._experiment is not None and job is not None and job.origin == "local" and own:
@@ -263,6 +264,6 @@ class WandbLogger(Logger):
             **self.__dict__,
             "_experiment": None,
             "_of_script": held or self._of_script,
-            "_savers": {},
+            "_checkpoint_callbacks": {},
             "_wandb_init": settings,
         }

@@ -1,0 +1,311 @@
+"""Methods of Lightning's inside that projects call, or override, in what they derive from its parts."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as theirs
+import pytest
+import torch
+from torch import nn
+
+import drivetrain.lightning as ours
+from tests.facade.recorder import QUIET, loader, net
+from tests.lightning_parts.doubles import put_mlflow, put_wandb
+
+both = pytest.mark.parametrize("L", [theirs, ours], ids=["lightning", "drivetrain"])
+
+
+def project(L: Any, **methods: Any) -> Any:
+    """A module of either library, which logs a figure that falls, then rises."""
+
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.net = net()
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val/x", torch.tensor([4.0, 2.0, 3.0, 5.0][self.current_epoch]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    for name, method in methods.items():
+        setattr(Module, name, method)
+    return Module()
+
+
+def fit(L: Any, callback: Any, module: Any = None, **options: Any) -> Any:
+    settings = {**QUIET, "logger": False, "max_epochs": 4, "enable_checkpointing": None, **options}
+    trainer = L.Trainer(**settings, callbacks=callback)
+    trainer.fit(module or project(L), loader(), loader())
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("callbacks.ModelCheckpoint", "_format_checkpoint_name"),
+        ("callbacks.ModelCheckpoint", "_get_metric_interpolated_filepath_name"),
+        ("callbacks.ModelCheckpoint", "_save_monitor_checkpoint"),
+        ("callbacks.ModelCheckpoint", "_should_remove_checkpoint"),
+        ("callbacks.ModelCheckpoint", "_remove_checkpoint"),
+        ("callbacks.ModelCheckpoint", "_link_checkpoint"),
+        ("callbacks.ModelCheckpoint", "_find_last_checkpoints"),
+        ("callbacks.EarlyStopping", "_validate_condition_metric"),
+        ("callbacks.EarlyStopping", "_should_skip_check"),
+        ("callbacks.EarlyStopping", "_improvement_message"),
+        ("callbacks.EarlyStopping", "_log_info"),
+        ("callbacks.Timer", "_check_time_remaining"),
+        ("callbacks.WeightAveraging", "_swap_models"),
+        ("callbacks.WeightAveraging", "_copy_average_to_current"),
+        ("loggers.WandbLogger", "_scan_and_log_checkpoints"),
+        ("loggers.MLFlowLogger", "_scan_and_log_checkpoints"),
+        ("LightningModule", "_on_before_batch_transfer"),
+        ("LightningModule", "_apply_batch_transfer_handler"),
+        ("LightningModule", "_set_hparams"),
+        ("LightningDataModule", "_set_hparams"),
+        ("LightningModule", "_to_hparams_dict"),
+    ],
+)
+def test_the_arguments_are_lightnings(kind: str, name: str) -> None:
+    def method(L: Any) -> Any:
+        owner = L
+        for part in kind.split("."):
+            owner = getattr(owner, part)
+        return owner.__dict__.get(name) or inspect.getattr_static(owner, name)
+
+    there, here = method(theirs), method(ours)
+    assert isinstance(there, staticmethod) is isinstance(here, staticmethod)
+    expected, found = (inspect.signature(getattr(each, "__func__", each)).parameters for each in (there, here))
+    assert [(p.name, p.default) for p in found.values()] == [(p.name, p.default) for p in expected.values()]
+
+
+def test_the_name_of_a_checkpoint() -> None:
+    def names(L: Any) -> list[Any]:
+        made = L.callbacks.ModelCheckpoint(dirpath="/x", filename="{epoch}-{val/x:.2f}")
+        metrics = {"epoch": torch.tensor(2), "step": torch.tensor(7), "val/x": torch.tensor(0.129)}
+        return [
+            made._format_checkpoint_name(None, dict(metrics)),
+            made._format_checkpoint_name("{val/x:.1f}_{absent}", dict(metrics)),
+            made._format_checkpoint_name("{epoch:03d}", dict(metrics), "p", auto_insert_metric_name=False),
+            made._format_checkpoint_name("{epoch}", dict(metrics), prefix=""),
+            made.format_checkpoint_name(dict(metrics), ver=3, prefix="p"),
+        ]
+
+    assert names(ours) == names(theirs)
+
+
+def test_parts_of_a_checkpoint_callback_are_asked(tmp_path: Path) -> None:
+    def run(L: Any, folder: Path) -> tuple[list[Any], list[str]]:
+        calls: list[Any] = []
+
+        class Own(L.callbacks.ModelCheckpoint):  # type: ignore[misc, name-defined]
+            def _format_checkpoint_name(self, filename: Any, metrics: Any, **options: Any) -> str:
+                return super()._format_checkpoint_name(filename, metrics, **options).replace("/", "_")
+
+            def _get_metric_interpolated_filepath_name(
+                self, candidates: Any, trainer: Any, replaced: Any = None
+            ) -> str:
+                calls.append(("name", replaced and os.path.basename(replaced)))
+                return super()._get_metric_interpolated_filepath_name(candidates, trainer, replaced)
+
+            def _save_monitor_checkpoint(self, trainer: Any, candidates: Any) -> None:
+                calls.append(("monitor", float(candidates["val/x"])))
+                super()._save_monitor_checkpoint(trainer, candidates)
+
+            def _should_remove_checkpoint(self, trainer: Any, previous: str, current: str) -> bool:
+                found = super()._should_remove_checkpoint(trainer, previous, current)
+                calls.append(("remove", os.path.basename(previous), os.path.basename(current), found))
+                return found and "epoch=0" not in previous
+
+            @staticmethod
+            def _link_checkpoint(trainer: Any, filepath: str, linkpath: str) -> None:
+                calls.append(("link", os.path.basename(filepath), os.path.basename(linkpath)))
+                super(Own, Own)._link_checkpoint(trainer, filepath, linkpath)
+                super(Own, Own)._link_checkpoint(trainer, filepath, str(folder / "newest.ckpt"))
+
+            def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+                super().on_train_end(trainer, pl_module)
+                calls.append(sorted(os.path.basename(each) for each in self._find_last_checkpoints(trainer)))
+
+        kept = Own(folder, "{epoch}-{val/x:.0f}", "val/x", save_last="link", save_top_k=1)
+        fit(L, kept)
+        assert os.path.samefile(folder / "newest.ckpt", folder / "last.ckpt")
+        return calls, sorted(os.listdir(folder))
+
+    there, here = run(theirs, tmp_path / "there"), run(ours, tmp_path / "here")
+    assert here == there
+    assert here[1] == ["epoch=0-val_x=4.ckpt", "epoch=1-val_x=2.ckpt", "last.ckpt", "newest.ckpt"]
+
+
+def test_parts_of_early_stopping_are_asked() -> None:
+    def run(L: Any) -> tuple[list[Any], int, float]:
+        calls: list[Any] = []
+
+        class Own(L.callbacks.EarlyStopping):  # type: ignore[misc, name-defined]
+            def _should_skip_check(self, trainer: Any) -> bool:
+                return super()._should_skip_check(trainer) or trainer.current_epoch == 1
+
+            def _validate_condition_metric(self, logs: Any) -> bool:
+                calls.append(sorted(logs))
+                return super()._validate_condition_metric(logs)
+
+            def _improvement_message(self, current: torch.Tensor) -> str:
+                return f"better: {float(current)} than {float(self.best_score)}"
+
+            @staticmethod
+            def _log_info(trainer: Any, message: str, log_rank_zero_only: bool) -> None:
+                calls.append((message if message.startswith("better") else "else", log_rank_zero_only))
+
+        stopping = Own("val/x", patience=2, verbose=True)
+        trainer = fit(L, stopping, enable_checkpointing=False, num_sanity_val_steps=1)
+        return calls, trainer.current_epoch, float(stopping.best_score)
+
+    assert run(ours) == run(theirs)
+
+
+@both
+def test_early_stopping_at_a_moment_of_its_own(L: Any) -> None:
+    """As projects write it: the hooks are replaced, and ask what the class keeps."""
+    asked: list[Any] = []
+
+    class Own(L.callbacks.EarlyStopping):  # type: ignore[misc, name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            asked.append(bool(self._check_on_train_epoch_end))
+            if not self._check_on_train_epoch_end or self._should_skip_check(trainer):
+                return
+            if self._validate_condition_metric(trainer.callback_metrics):
+                self._log_info(trainer, self._improvement_message(torch.tensor(1.0)), True)
+                trainer.should_stop = trainer.current_epoch == 1
+
+    trainer = fit(L, Own("val/x"), enable_checkpointing=False)
+    assert trainer.current_epoch == 2 and asked == [True, True]
+    with pytest.raises(RuntimeError, match="absent"):
+        L.callbacks.EarlyStopping("absent")._validate_condition_metric({"loss": torch.tensor(1.0)})
+    assert not L.callbacks.EarlyStopping("absent", strict=False)._validate_condition_metric({})
+
+
+@both
+def test_a_timer_that_looks_at_its_own_moments(L: Any) -> None:
+    seen: list[int] = []
+
+    class Own(L.callbacks.Timer):  # type: ignore[misc, name-defined]
+        def _check_time_remaining(self, trainer: Any) -> None:
+            super()._check_time_remaining(trainer)
+            seen.append(trainer.global_step)
+            if trainer.global_step == 3:
+                trainer.should_stop = True
+
+    trainer = fit(L, Own("10:00:00:00"), enable_checkpointing=False, min_steps=None, limit_train_batches=4)
+    assert trainer.global_step == 3 and seen[:4] == [0, 1, 2, 3]
+
+
+def test_an_average_that_is_tested_with() -> None:
+    def run(L: Any) -> tuple[list[str], list[torch.Tensor]]:
+        calls: list[str] = []
+
+        class Own(L.callbacks.WeightAveraging):  # type: ignore[misc, name-defined]
+            def _swap_models(self, pl_module: Any) -> None:
+                calls.append("swap")
+                super()._swap_models(pl_module)
+
+            def _copy_average_to_current(self, pl_module: Any) -> None:
+                calls.append("copy")
+                super()._copy_average_to_current(pl_module)
+
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                super().on_train_epoch_end(trainer, pl_module)
+                if trainer.current_epoch == 1:
+                    self._copy_average_to_current(pl_module)
+
+        module = project(L)
+        fit(L, Own(), module, enable_checkpointing=False)
+        return calls, [value.detach() for value in module.parameters()]
+
+    (there, expected), (here, found) = run(theirs), run(ours)
+    assert here == there and here.count("copy") == 2
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["WandbLogger", "MLFlowLogger"])
+def test_a_logger_that_uploads_in_its_own_way(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_wandb(monkeypatch)
+    put_mlflow(monkeypatch)
+    seen: list[Any] = []
+
+    class Own(getattr(ours.loggers, kind)):  # type: ignore[misc]
+        def _scan_and_log_checkpoints(self, checkpoint_callback: Any) -> None:
+            path = checkpoint_callback.best_model_path
+            seen.append((os.path.basename(path), path in self._logged_model_time))
+            self._logged_model_time[path] = os.path.getmtime(path)
+
+    options: dict[str, Any] = {"save_dir": str(tmp_path), "log_model": "all"}
+    kept = ours.callbacks.ModelCheckpoint(tmp_path / "kept", "{epoch}", save_top_k=-1)
+    fit(ours, kept, logger=Own(**options), max_epochs=2)
+    assert seen == [("epoch=0.ckpt", False), ("epoch=1.ckpt", False)]
+
+
+@both
+def test_hyper_parameters_that_a_class_chooses(L: Any) -> None:
+    class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, width: int = 3, note: str = "n") -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self._set_hparams(argparse.Namespace(depth=2))
+            self._set_hparams({"rate": 0.5})
+
+        def _set_hparams(self, hp: Any) -> None:
+            found = self._to_hparams_dict(hp)
+            super()._set_hparams({name: value for name, value in found.items() if name != "note"})
+
+    assert dict(Module().hparams) == {"width": 3, "depth": 2, "rate": 0.5} and Module().hparams.depth == 2
+    with pytest.raises(ValueError, match=r"Primitives|not str"):
+        Module()._to_hparams_dict("text")
+
+
+@both
+def test_batches_of_its_own_on_their_way_to_the_device(L: Any) -> None:
+    calls: list[Any] = []
+
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def train_dataloader(self) -> Any:
+            return loader(22, 4)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            calls.append(("after", dataloader_idx))
+            return batch
+
+    def before(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        calls.append(("before", dataloader_idx))
+        return batch
+
+    def handler(self: Any, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        batch = L.LightningModule._apply_batch_transfer_handler(self, batch, device, dataloader_idx)
+        calls.append("handler")
+        return [batch[0] * 2, batch[1]]
+
+    module = project(L, on_before_batch_transfer=before, _apply_batch_transfer_handler=handler)
+    seen: list[float] = []
+    step = type(module).training_step
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        seen.append(float(batch[0].abs().sum()))
+        return step(self, batch, batch_idx)
+
+    type(module).training_step = training_step
+    [first, *_] = loader(22, 4)
+    doubled = module._apply_batch_transfer_handler(module._on_before_batch_transfer(first, dataloader_idx=1))
+    assert torch.equal(doubled[0], first[0] * 2) and calls == [("before", 1), "handler"]
+    calls.clear()
+    trainer = L.Trainer(**{**QUIET, "logger": False, "max_epochs": 1, "limit_train_batches": 1})
+    trainer.fit(module, datamodule=Data())
+    assert calls == [("before", 0), ("after", 0), "handler"] and seen == [float((first[0] * 2).abs().sum())]
