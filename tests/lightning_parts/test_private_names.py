@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import os
 from pathlib import Path
@@ -65,6 +66,8 @@ def fit(L: Any, callback: Any, module: Any = None, **options: Any) -> Any:
         ("callbacks.EarlyStopping", "_improvement_message"),
         ("callbacks.EarlyStopping", "_log_info"),
         ("callbacks.Timer", "_check_time_remaining"),
+        ("callbacks.LearningRateMonitor", "_extract_stats"),
+        ("callbacks.DeviceStatsMonitor", "_get_and_log_device_stats"),
         ("callbacks.WeightAveraging", "_swap_models"),
         ("callbacks.WeightAveraging", "_copy_average_to_current"),
         ("loggers.WandbLogger", "_scan_and_log_checkpoints"),
@@ -309,3 +312,74 @@ def test_batches_of_its_own_on_their_way_to_the_device(L: Any) -> None:
     trainer = L.Trainer(**{**QUIET, "logger": False, "max_epochs": 1, "limit_train_batches": 1})
     trainer.fit(module, datamodule=Data())
     assert calls == [("before", 0), ("after", 0), "handler"] and seen == [float((first[0] * 2).abs().sum())]
+
+
+class Rows(list[Any]):
+    """What loggers of either library are given."""
+
+    def of(self, L: Any) -> Any:
+        rows = self
+
+        class Own(L.loggers.logger.Logger):  # type: ignore[misc, name-defined]
+            name, version, save_dir = "n", 0, None
+
+            def log_metrics(self, metrics: Any, step: Any = None) -> None:
+                rows.append((dict(metrics), step))
+
+            def log_hyperparams(self, *args: Any, **more: Any) -> None: ...
+
+        return Own()
+
+
+@pytest.mark.parametrize("interval", [None, "step", "epoch"])
+def test_a_monitor_of_learning_rates_that_logs_more(interval: str | None) -> None:
+    def run(L: Any) -> list[Any]:
+        rows = Rows()
+
+        class Own(L.callbacks.LearningRateMonitor):  # type: ignore[misc, name-defined]
+            def _extract_stats(self, trainer: Any, interval: str) -> dict[str, float]:
+                found = {name: round(value, 6) for name, value in super()._extract_stats(trainer, interval).items()}
+                return {**found, "epoch": trainer.current_epoch, "asked": float(len(interval))}
+
+        fit(L, Own(interval), logger=rows.of(L), log_every_n_steps=2, max_epochs=2, enable_checkpointing=False)
+        return [row for row in rows if "asked" in row[0]]
+
+    here = run(ours)
+    assert here == run(theirs) and here
+
+
+def test_a_monitor_of_devices_that_reads_other_figures() -> None:
+    def run(L: Any) -> tuple[list[Any], list[Any]]:
+        rows, asked = Rows(), []
+
+        class Own(L.callbacks.DeviceStatsMonitor):  # type: ignore[misc, name-defined]
+            def _get_and_log_device_stats(self, trainer: Any, key: str) -> None:
+                asked.append((key, trainer.global_step))
+                super()._get_and_log_device_stats(trainer, key)
+                for logger in trainer.loggers:
+                    logger.log_metrics({"own": 1.0}, step=trainer.global_step)
+
+        fit(L, Own(), logger=rows.of(L), log_every_n_steps=2, max_epochs=2, enable_checkpointing=False)
+        return asked, [(sorted(row), step) for row, step in rows if "val/x" not in row]
+
+    (there, expected), (here, found) = run(theirs), run(ours)
+    assert here == there and found == expected and any(len(names) > 1 for names, _ in found)
+
+
+def test_the_checkpoints_that_a_logger_has_not_sent(tmp_path: Path) -> None:
+    def run(L: Any, folder: Path) -> list[Any]:
+        found: list[Any] = []
+        scan = importlib.import_module(f"{L.__name__}.loggers.utilities")._scan_checkpoints
+        kept = L.callbacks.ModelCheckpoint(folder, "{epoch}", "val/x", save_last=True, save_top_k=2)
+        fit(L, kept)
+        for number, file in enumerate(sorted(folder.iterdir())):
+            os.utime(file, (1000 + number, 1000 + number))
+        sent: dict[str, float] = {}
+        for _ in range(2):
+            fresh = scan(kept, sent)
+            found.append([(t, os.path.basename(path), score and float(score), tag) for t, path, score, tag in fresh])
+            sent = {path: t - (tag == "latest") for t, path, _, tag in fresh}
+        return found
+
+    here = run(ours, tmp_path / "here")
+    assert here == run(theirs, tmp_path / "there") and [len(each) for each in here] == [3, 1]

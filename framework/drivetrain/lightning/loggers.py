@@ -11,6 +11,7 @@ from drivetrain.lightning.plugin_names import finder
 from drivetrain.lightning.refused_classes import refused
 from drivetrain.logger import Logger as Logger
 from drivetrain.logger import SilentExperiment, SilentLogger, first_worker_experiment
+from drivetrain.unsent_checkpoints import unsent_checkpoints as _scan_checkpoints  # noqa: F401  (own loggers call it)
 
 LOCAL_FILE_URI_PREFIX = "file:"  # of the addresses that MLFlowLogger takes
 rank_zero_experiment = first_worker_experiment  # what own loggers decorate ``experiment`` with

@@ -17,11 +17,10 @@ PASSED_OVER: dict[str, tuple[str, ...]] = {
         "BackboneFinetuning": "_apply_mapping_to_param_groups",
         "BaseFinetuning": "_apply_mapping_to_param_groups",
         "BatchSizeFinder": "SUPPORTED_MODES",
-        "DeviceStatsMonitor": "_get_and_log_device_stats",
         "LearningRateFinder": "SUPPORTED_MODES",
         "LearningRateMonitor": (
             "_add_prefix _add_suffix _check_duplicates_and_update_name _duplicate_param_group_names "
-            "_extract_lr _extract_momentum _extract_stats _extract_weight_decay "
+            "_extract_lr _extract_momentum _extract_weight_decay "
             "_find_names_from_optimizers _find_names_from_schedulers _get_optimizer_stats _remap_keys"
         ),
         "ModelCheckpoint": "_find_last_checkpoints _should_save_on_exception",

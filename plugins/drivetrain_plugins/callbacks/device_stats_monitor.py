@@ -39,9 +39,16 @@ class DeviceStatsMonitor(Callback):
         if self._cpu_stats or (self._cpu_stats is None and trainer.strategy.device.type == "cpu"):
             _cpu()
 
-    def _log(self, trainer: Trainer, hook: str, step: int, number: int | None = None) -> None:
-        """Log beside ``step`` where that is due: after it, or with batch ``number`` of an evaluation."""
-        if not trainer.log_falls_on(step + 1 if number is None else number):
+    def _get_and_log_device_stats(self, trainer: Trainer, key: str) -> None:
+        """Log where it is due in the hook ``key``; subclasses that read other figures override it (the name is
+        Lightning's)."""
+        step = trainer.batches_stepped
+        if key == "on_train_batch_end":
+            step -= trainer.between_steps
+        number = step + 1  # of the batch: what is due after it
+        if not key.startswith("on_train_"):
+            step, number = max(step - (trainer.stage == "fit"), 0), self._evaluated  # the step that validation follows
+        if not trainer.log_falls_on(number):
             return
         device = trainer.strategy.device
         found: dict[str, float] = {}
@@ -50,20 +57,16 @@ class DeviceStatsMonitor(Callback):
         if self._cpu_stats or (self._cpu_stats is None and device.type == "cpu"):
             found |= _cpu()
         for logger in trainer.loggers if found else []:
-            prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
+            prefix = f"{type(self).__qualname__}.{key}{logger.group_separator}"
             logger.log_metrics({f"{prefix}{name}": float(value) for name, value in found.items()}, step=step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
-        self._log(trainer, "on_train_batch_start", trainer.batches_stepped)
+        self._get_and_log_device_stats(trainer, "on_train_batch_start")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._log(trainer, "on_train_batch_end", trainer.batches_stepped - trainer.between_steps)
-
-    def _log_evaluation(self, trainer: Trainer, hook: str) -> None:
-        step = trainer.batches_stepped - (trainer.stage == "fit")  # the one that validation follows
-        self._log(trainer, hook, max(step, 0), self._evaluated)
+        self._get_and_log_device_stats(trainer, "on_train_batch_end")
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._evaluated = 0
@@ -75,7 +78,7 @@ class DeviceStatsMonitor(Callback):
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._evaluated += 1
-        self._log_evaluation(trainer, "on_validation_batch_start")
+        self._get_and_log_device_stats(trainer, "on_validation_batch_start")
 
     def on_validation_batch_end(
         self,
@@ -86,13 +89,13 @@ class DeviceStatsMonitor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._log_evaluation(trainer, "on_validation_batch_end")
+        self._get_and_log_device_stats(trainer, "on_validation_batch_end")
 
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._evaluated += 1
-        self._log_evaluation(trainer, "on_test_batch_start")
+        self._get_and_log_device_stats(trainer, "on_test_batch_start")
 
     def on_test_batch_end(
         self,
@@ -103,7 +106,7 @@ class DeviceStatsMonitor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self._log_evaluation(trainer, "on_test_batch_end")
+        self._get_and_log_device_stats(trainer, "on_test_batch_end")
 
 
 def _cpu() -> dict[str, float]:

@@ -77,17 +77,21 @@ class LearningRateMonitor(Callback):
             self._log(trainer, "epoch", trainer.batches_stepped)
 
     def _log(self, trainer: Trainer, interval: str, step: int) -> None:
-        found: dict[str, float] = {}
-        for name, optimizer, its_interval in named_optimizers(trainer):  # schedules may have been exchanged
-            if self.logging_interval is not None or its_interval in (interval, "any"):
-                found.update(self._read(name, optimizer))
-        if not found:
-            return
-        kind = torch.float64 if trainer.meanings.figures == "double" else torch.get_default_dtype()
-        trainer.callback_metrics.update({key: torch.tensor(value, dtype=kind) for key, value in found.items()})
-        if trainer.is_global_zero:
+        found = self._extract_stats(trainer, interval if self.logging_interval is None else "any")
+        if found and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=step)
+
+    def _extract_stats(self, trainer: Trainer, interval: str) -> dict[str, float]:
+        """What is logged now: of schedules of this ``interval``, or of "any". Subclasses that log more, or otherwise,
+        override it (the name is Lightning's)."""
+        found: dict[str, float] = {}
+        for name, optimizer, its_interval in named_optimizers(trainer):  # schedules may have been exchanged
+            if interval == "any" or its_interval in (interval, "any"):
+                found.update(self._read(name, optimizer))
+        kind = torch.float64 if trainer.meanings.figures == "double" else torch.get_default_dtype()
+        trainer.callback_metrics.update({key: torch.tensor(value, dtype=kind) for key, value in found.items()})
+        return found
 
     def _read(self, name: str, optimizer: Optimizer) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from drivetrain.logger import Logger, first_worker_experiment, first_worker_only
+from drivetrain.unsent_checkpoints import unsent_checkpoints
 from drivetrain_plugins.loggers.package import imported, require
 from drivetrain_plugins.loggers.parameters import flatten
-from drivetrain_plugins.loggers.saved_checkpoints import aliases, description, fresh_checkpoints
+from drivetrain_plugins.loggers.saved_checkpoints import aliases, description
 
 _FILE = "file:"
 _LONGEST = 250  # characters of a parameter's value that every server takes
@@ -171,7 +172,7 @@ class MLFlowLogger(Logger):
     def _scan_and_log_checkpoints(self, checkpoint_callback: Any) -> None:
         """Upload the files that are new since the last call (the name is Lightning's)."""
         client = self.experiment
-        for moment, path, score in fresh_checkpoints(checkpoint_callback, self._logged_model_time):
+        for moment, path, score, _ in unsent_checkpoints(checkpoint_callback, self._logged_model_time):
             target = os.path.join(self._checkpoint_path_prefix, Path(path).stem)
             if Path(path).is_dir():
                 client.log_artifacts(self._run_id, path, os.path.join(target, Path(path).name))

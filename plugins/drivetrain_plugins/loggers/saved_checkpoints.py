@@ -1,4 +1,4 @@
-"""Which checkpoints a callback has saved that a logger has not sent yet."""
+"""What a logger says of a checkpoint that it sends."""
 
 from __future__ import annotations
 
@@ -6,18 +6,6 @@ from pathlib import Path
 from typing import Any
 
 _DESCRIBED = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
-
-
-def fresh_checkpoints(callback: Any, sent: dict[str, float]) -> list[tuple[float, str, Any]]:
-    """``(time, path, score)`` of each checkpoint of ``callback`` that is not in ``sent`` or is newer, oldest first."""
-    found: dict[str, Any] = {}
-    if getattr(callback, "last_model_path", ""):
-        found[callback.last_model_path] = getattr(callback, "current_score", None)
-    if getattr(callback, "best_model_path", ""):
-        found[callback.best_model_path] = getattr(callback, "best_model_score", None)
-    found.update(getattr(callback, "best_k_models", {}))
-    timed = [(Path(path).stat().st_mtime, path, score) for path, score in found.items() if Path(path).exists()]
-    return sorted((item for item in timed if sent.get(item[1], -1.0) < item[0]), key=lambda item: item[:2])
 
 
 def description(callback: Any, path: str, score: Any, kind: str | None = None) -> dict[str, Any]:

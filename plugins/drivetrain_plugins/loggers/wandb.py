@@ -12,9 +12,10 @@ from torch import nn
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import current_job
 from drivetrain.logger import Logger, first_worker_experiment, first_worker_only
+from drivetrain.unsent_checkpoints import unsent_checkpoints
 from drivetrain_plugins.loggers.package import imported, require
 from drivetrain_plugins.loggers.parameters import plain
-from drivetrain_plugins.loggers.saved_checkpoints import aliases, description, fresh_checkpoints
+from drivetrain_plugins.loggers.saved_checkpoints import aliases, description
 
 _STEP = "trainer/global_step"
 
@@ -212,7 +213,7 @@ class WandbLogger(Logger):
     def _scan_and_log_checkpoints(self, checkpoint_callback: Any) -> None:
         """Upload the files that are new since the last call (the name is Lightning's)."""
         wandb, run = imported("wandb", type(self).__name__), self.experiment
-        for moment, path, score in fresh_checkpoints(checkpoint_callback, self._logged_model_time):
+        for moment, path, score, _ in unsent_checkpoints(checkpoint_callback, self._logged_model_time):
             name = self._checkpoint_name or f"model-{run.id}"
             artifact = wandb.Artifact(name=name, type="model", metadata=description(checkpoint_callback, path, score))
             if Path(path).is_dir():
