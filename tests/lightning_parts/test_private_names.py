@@ -383,3 +383,36 @@ def test_the_checkpoints_that_a_logger_has_not_sent(tmp_path: Path) -> None:
 
     here = run(ours, tmp_path / "here")
     assert here == run(theirs, tmp_path / "there") and [len(each) for each in here] == [3, 1]
+
+
+def test_callbacks_that_log_by_themselves_ask_whether_it_is_time() -> None:
+    def run(L: Any) -> list[Any]:
+        asked, rows = [], Rows()
+
+        def ask(hook: str) -> Any:
+            def method(self: Any, trainer: Any, *args: Any) -> None:
+                asked.append((hook, trainer.global_step, trainer._logger_connector.should_update_logs))
+                if hook == "on_train_batch_end" and trainer.global_step == 3:
+                    trainer._logger_connector.log_metrics({"a": torch.tensor(1.5)}, step=9)
+                    trainer._logger_connector.log_metrics({"b": 2, "step": torch.tensor(8)})
+                    trainer._logger_connector.log_metrics({"c": 3.0})
+                    asked.append({name: float(trainer.logged_metrics[name]) for name in "abc"})
+
+            return method
+
+        hooks = [f"on_{stage}_batch_{at}" for stage in ("train", "validation", "test") for at in ("start", "end")]
+        hooks += ["on_fit_start", "on_train_epoch_start", "on_train_epoch_end"]
+        own = type("Own", (L.Callback,), {hook: ask(hook) for hook in hooks})()
+        options = {**QUIET, "max_epochs": 2, "enable_checkpointing": False, "num_sanity_val_steps": 1}
+        trainer = L.Trainer(**options, logger=rows.of(L), callbacks=own, log_every_n_steps=3)
+        asked.append(trainer._logger_connector.should_update_logs)
+        validation_step, test_step = (lambda self, batch, batch_idx, dataloader_idx: None for _ in range(2))
+        module = project(L, validation_step=validation_step, test_step=test_step)
+        trainer.fit(module, loader(), [loader(), loader(22, 4)])
+        trainer.test(module, [loader(22, 4), loader()], verbose=False)
+        return [*asked, *(row for row in rows if {"a", "b", "c"} & row[0].keys())]
+
+    here, there = run(ours), run(theirs)
+    assert here == there
+    assert {each[2] for each in here if isinstance(each, tuple) and len(each) == 3} == {True, False}
+    assert sum(isinstance(each, tuple) and isinstance(each[0], dict) for each in here) == 3

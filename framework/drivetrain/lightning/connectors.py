@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -112,3 +113,54 @@ class _CheckpointConnector:
             CheckpointError: the strategy leaves no rank the whole state.
         """
         return snapshot.contents(self._trainer, weights_only)
+
+
+class _LoggerConnector:
+    """A Trainer's ``_logger_connector``: callbacks that log by themselves ask it whether it is time, and log by it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    @property
+    def should_update_logs(self) -> bool:
+        """Whether what is logged by step is written after the step, or with the batch, at hand."""
+        trainer = self._trainer
+        if trainer.log_every_n_steps == 0 or trainer.status != "running":
+            return trainer.log_every_n_steps > 0
+        number = self._stepped() + 1
+        if trainer.evaluating or trainer.predicting:
+            number = self._evaluated()
+        return trainer.log_falls_on(number) or trainer.should_stop
+
+    def _stepped(self) -> int:
+        """Optimizer steps that Lightning counts: at the end of a batch not yet its own."""
+        trainer = self._trainer
+        return trainer.batches_stepped - (trainer.hooks.current == "on_train_batch_end" and trainer.between_steps)
+
+    def _evaluated(self) -> int:
+        """Batches of the evaluation at hand so far, of all its loaders, with this one."""
+        trainer = self._trainer
+        batch = None if trainer.metrics is None else trainer.metrics.batch
+        if batch is None:
+            return 0
+        counts = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        if trainer.stage in ("test", "predict"):
+            counts = trainer.num_test_batches if trainer.stage == "test" else trainer.num_predict_batches
+        return int(sum(counts[: batch.loader])) + batch.index + 1
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Give the loggers ``metrics``; without ``step`` beside the step among them, or that of training. Every worker
+        may call it."""
+        trainer = self._trainer
+        if not trainer.loggers or not metrics:
+            return
+        trainer.logged_metrics.update(metrics)
+        found = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+        if step is None and "step" in found:
+            step = int(found.pop("step"))
+        elif step is None:
+            found.setdefault("epoch", trainer.current_epoch)
+            step = self._stepped()
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            logger.log_metrics(metrics=found, step=step)
+            logger.save()

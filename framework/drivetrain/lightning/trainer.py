@@ -23,7 +23,7 @@ from drivetrain.data import DataModule
 from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.lightning import autologging, deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
-from drivetrain.lightning.connectors import _AcceleratorConnector, _CheckpointConnector
+from drivetrain.lightning.connectors import _AcceleratorConnector, _CheckpointConnector, _LoggerConnector
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
 from drivetrain.lightning.plugins import CheckpointIO, ClusterEnvironment, environment_of, meant_by
 from drivetrain.lightning.seed import seed_everything as seed_everything
@@ -295,6 +295,10 @@ class Trainer(drivetrain.trainer.Trainer):
     @property
     def _checkpoint_connector(self) -> _CheckpointConnector:
         return _CheckpointConnector(self)
+
+    @property
+    def _logger_connector(self) -> _LoggerConnector:
+        return _LoggerConnector(self)
 
 
 _PLAIN_FIT = Trainer._logged_fit  # as it is without anything around it
