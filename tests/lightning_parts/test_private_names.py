@@ -416,3 +416,23 @@ def test_callbacks_that_log_by_themselves_ask_whether_it_is_time() -> None:
     assert here == there
     assert {each[2] for each in here if isinstance(each, tuple) and len(each) == 3} == {True, False}
     assert sum(isinstance(each, tuple) and isinstance(each[0], dict) for each in here) == 3
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_steps_that_rows_of_a_callback_stand_beside(every: int) -> None:
+    def run(L: Any) -> list[Any]:
+        found: list[Any] = []
+
+        def note(hook: str) -> Any:
+            def method(self: Any, trainer: Any, *args: Any) -> None:
+                found.append((hook, trainer.global_step, trainer.fit_loop.epoch_loop._batches_that_stepped))
+
+            return method
+
+        hooks = [f"on_{part}_{at}" for part in ("train_batch", "train_epoch", "validation") for at in ("start", "end")]
+        hooks += ["on_before_optimizer_step", "on_before_zero_grad", "on_train_end"]
+        own = type("Own", (L.Callback,), {hook: note(hook) for hook in hooks})()
+        fit(L, own, max_epochs=2, accumulate_grad_batches=every, enable_checkpointing=False)
+        return found
+
+    assert run(ours) == run(theirs)

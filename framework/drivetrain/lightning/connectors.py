@@ -127,15 +127,10 @@ class _LoggerConnector:
         trainer = self._trainer
         if trainer.log_every_n_steps == 0 or trainer.status != "running":
             return trainer.log_every_n_steps > 0
-        number = self._stepped() + 1
+        number = trainer.fit_loop.epoch_loop._batches_that_stepped + 1
         if trainer.evaluating or trainer.predicting:
             number = self._evaluated()
         return trainer.log_falls_on(number) or trainer.should_stop
-
-    def _stepped(self) -> int:
-        """Optimizer steps that Lightning counts: at the end of a batch not yet its own."""
-        trainer = self._trainer
-        return trainer.batches_stepped - (trainer.hooks.current == "on_train_batch_end" and trainer.between_steps)
 
     def _evaluated(self) -> int:
         """Batches of the evaluation at hand so far, of all its loaders, with this one."""
@@ -160,7 +155,7 @@ class _LoggerConnector:
             step = int(found.pop("step"))
         elif step is None:
             found.setdefault("epoch", trainer.current_epoch)
-            step = self._stepped()
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped
         for logger in trainer.loggers if trainer.is_global_zero else ():
             logger.log_metrics(metrics=found, step=step)
             logger.save()

@@ -308,14 +308,20 @@ class RunningLoop(LoopNames):
         """Whether the run goes on within an epoch of a checkpoint."""
         return self.resumed
 
+    def _counts_later(self) -> bool:
+        trainer = self.trainer
+        return trainer.between_steps and (trainer.validating or trainer.hooks.current == "on_train_batch_end")
+
     @property
     def _batches_that_stepped(self) -> int:
-        return self.global_step
+        """Steps that rows of loggers stand beside: as in Lightning, at the end of a batch and in the validation
+        that follows it not yet with its own."""
+        return self.global_step - self._counts_later()
 
     @_batches_that_stepped.setter
     def _batches_that_stepped(self, steps: int) -> None:
         """What loggers' rows stand beside, from here on."""
-        self.global_step = steps
+        self.global_step = steps + self._counts_later()
 
 
 class LoopToCome(LoopNames):
