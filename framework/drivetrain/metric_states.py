@@ -7,7 +7,6 @@ samples, and from tensors of the same shape and dtype only, which a rank without
 from __future__ import annotations
 
 import sys
-import warnings
 from functools import reduce
 from math import prod
 from typing import Any
@@ -65,15 +64,6 @@ def gathered_something(metric: Any) -> bool:
     if metric._defaults or not inner:
         return bool(metric._update_count)
     return any(gathered_something(one) for one in inner)
-
-
-def value_so_far(metric: Any) -> Any:
-    """What ``metric`` comes to now. One that was reset since it was logged (validation may use the same object) has the
-    value of no data, such as nan."""
-    with warnings.catch_warnings():
-        if not gathered_something(metric):
-            warnings.simplefilter("ignore")  # that it was not updated
-        return metric.compute()
 
 
 def gather_over(module: nn.Module, communicator: Communicator, counts: bool, job: int) -> None:
