@@ -88,7 +88,7 @@ class PublishedMetrics:
             return None  # what is shown is this rank's own
         if self.trainer.world_size > 1 and name in self._agreed:
             known = self._callback.get(name)
-            return torch.tensor(self._agreed[name], dtype=torch.float64 if known is None else known.dtype)
+            return torch.tensor(self._agreed[name], dtype=_type_of(known))
         return self.callback.get(name)
 
     def _combined(self, name: str) -> bool:
@@ -168,7 +168,7 @@ class PublishedMetrics:
     def in_double(self) -> list[str]:
         """Names of what is known in double precision."""
         known = {**self.logged, **self.callback}
-        return [name for name, value in known.items() if value.dtype == torch.float64]
+        return [name for name, value in known.items() if _type_of(value) == torch.float64]
 
     def again(self, values: Mapping[str, float], double: Collection[str] | None) -> dict[str, torch.Tensor]:
         """Metrics that a checkpoint holds, in the types that they were known in.
@@ -188,3 +188,8 @@ class PublishedMetrics:
         """Know this instead. A checkpoint does not say what the ranks agreed upon."""
         self._callback, self._log, self._bar = state["callback"], state["logged"], state["bar"]
         self._agreed = state.get("agreed", self._agreed)
+
+
+def _type_of(value: Any) -> torch.dtype:
+    """Of a metric; a project may put a plain number among them, which is a double."""
+    return value.dtype if isinstance(value, torch.Tensor) else torch.float64
