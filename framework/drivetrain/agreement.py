@@ -18,7 +18,6 @@ from typing import Any
 import torch.distributed as dist
 
 _LOOK_EVERY = 0.5  # seconds between looks for a question
-_OFTEN, _FOR_A_WHILE = 0.02, 10.0  # seconds between looks, and for how long after a question: more tend to follow
 _FIRST_WAIT, _LAST_WAIT = 0.0002, 0.02  # seconds between looks for answers
 _runs = itertools.count()  # every rank makes the same agreements in the same order
 
@@ -33,23 +32,14 @@ class Agreement:
         rank: this one's.
         ranks: all that take part.
         timeout: seconds after which a rank that has not answered counts as lost.
-        says: what this rank says of a point that it went straight past, called in the thread that answers.
 
     Attributes:
         passed: the last point that this rank went straight past; points grow.
     """
 
-    def __init__(
-        self,
-        name: str,
-        rank: int,
-        ranks: Sequence[int],
-        timeout: float,
-        says: Callable[[Point], str | None] = lambda point: None,
-    ) -> None:
+    def __init__(self, name: str, rank: int, ranks: Sequence[int], timeout: float) -> None:
         self.rank, self.ranks, self.timeout = rank, list(ranks), timeout
         self.passed: Point = ()
-        self._says = says
         default: Any = dist.distributed_c10d._get_default_store()
         self._store, self._looked = default.clone(), default.clone()  # one a thread: an answer may be long in coming
         self._prefix = f"drivetrain/{name}/{next(_runs)}"
@@ -66,9 +56,8 @@ class Agreement:
         """Tell the others ``mine`` about ``point`` and return when all have told theirs.
 
         Args:
-            heard: called with each other rank and what it says: of one that went straight past, what its ``says``
-                gives, None where it has none. What it raises goes to the caller at once, so that nobody waits for the
-                rest.
+            heard: called with each other rank and what it says, None of one that went straight past. What it raises
+                goes to the caller at once, so that nobody waits for the rest.
 
         Raises:
             TimeoutError: with the first rank that nothing was heard of.
@@ -96,21 +85,20 @@ class Agreement:
         return f"{self._prefix}/{'-'.join(map(str, point))}/{rank}"
 
     def _answer(self) -> None:
-        seen, open_, asked = 0, set[Point](), float("-inf")
-        while not self._over.wait(_OFTEN if open_ or time.monotonic() < asked + _FOR_A_WHILE else _LOOK_EVERY):
+        seen, open_ = 0, set[Point]()
+        while not self._over.wait(_LOOK_EVERY):
             try:
                 questions = self._looked.add(f"{self._prefix}/questions", 0)
                 if questions == seen and not open_:
                     continue
-                if questions != seen:
-                    seen, asked = questions, time.monotonic()
+                seen = questions
                 for rank in self.ranks:
                     key = f"{self._prefix}/question/{rank}"
                     if rank != self.rank and self._looked.check([key]):
                         open_.add(tuple(json.loads(self._looked.get(key))))
                 passed = self.passed  # read before what is settled, which is set before it
                 for point in [point for point in open_ if self._settled < point <= passed]:
-                    self._looked.set(self._key(point, self.rank), json.dumps(self._says(point)))
+                    self._looked.set(self._key(point, self.rank), json.dumps(None))
                 open_ = {point for point in open_ if point > passed}
             except (RuntimeError, ValueError):  # the store went with the rank that held it, and that is told elsewhere
                 return

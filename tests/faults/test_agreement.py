@@ -104,38 +104,3 @@ def test_a_rank_that_is_not_heard_of() -> None:
         return "heard"
 
     assert run_ranks(on_each(points, timeout=0.2), 2)[1] == "nothing was heard of rank 0"
-
-
-class Noted(threading.Event):
-    """Notes how long it is waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float | None] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits.append(timeout)
-        return super().wait(timeout)
-
-
-def test_after_a_question_more_are_looked_for_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_LOOK_EVERY", 0.1)
-
-    def points(agreement: Agreement) -> list[float | None]:
-        time.sleep(0.5)
-        if agreement.rank:
-            agreement.passed = (9,)
-        else:
-            for point in range(1, 4):
-                agreement.ask((point,), "asked", lambda rank, said: None)
-        time.sleep(1.0)
-        event = agreement._over
-        assert isinstance(event, Noted)
-        return event.waits
-
-    def work(rank: int, world_size: int) -> object:
-        monkeypatch.setattr(agreement.threading, "Event", Noted)
-        return on_each(points)(rank, world_size)
-
-    answering = run_ranks(work, 2)[1]
-    assert answering[0] == 0.1 and answering[-1] == agreement._OFTEN

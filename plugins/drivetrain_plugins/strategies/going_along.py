@@ -13,7 +13,6 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -90,6 +89,8 @@ class GoingAlong:
         self._known: list[Call] | None = None  # of the last step with a loss
         self._used: frozenset[str] = frozenset()  # parameters that it gave gradients to
         self._zeroed: list[RemovableHandle] = []
+        self._through_last: Any = None  # with what it is called in :meth:`told`, for most passes are like the last
+        self._told = ""
         self._ends: list[Any] = []  # what the backward pass without a loss begins at
         self._zeros: list[Tensor] = []
 
@@ -126,9 +127,13 @@ class GoingAlong:
         self._known = None if self._open or repeats_unseen else self._calls
         self._over = True
 
-    def told(self) -> Callable[[], str]:
-        """What gives, in a few letters, what the pass that is over went through; also later and in another thread."""
-        return partial(_told, self._calls, self._order)
+    def told(self) -> str:
+        """What the pass that is over went through, in a few letters."""
+        through = [one.form() for one in self._calls], self._order
+        if through != self._through_last:
+            self._through_last = through
+            self._told = hashlib.sha256(repr(through).encode()).hexdigest()[:16]
+        return self._told
 
     def _about_to_gather(self, part: nn.Module, args: Any) -> None:
         if self._forward and not self._calls:
@@ -352,10 +357,6 @@ def _own_parameters(part: nn.Module, names: Mapping[int, str]) -> list[tuple[nn.
                 found.append((owner, name, names[id(parameter)]))
         waiting += [child for child in owner.children() if not isinstance(child, FSDPModule)]
     return found
-
-
-def _told(calls: list[Call], order: list[int]) -> str:
-    return hashlib.sha256(repr(([one.form() for one in calls], order)).encode()).hexdigest()[:16]
 
 
 def _all(calls: Iterable[Call]) -> Iterator[Call]:

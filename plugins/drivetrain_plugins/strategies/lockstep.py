@@ -41,15 +41,12 @@ class Lockstep:
         self._reached = ReachedAlike(dict(module.named_parameters()), job)
         self._losses = LossOnAll(job)
         self._along = None
-        # On a GPU others run ahead of what they have enqueued, by as many passes as there is room for, and there were
-        # runs in which their answer did not come before the time-out.
-        if training_step is not None and device.type == "cpu":
+        if training_step is not None:
             self._along = GoingAlong(module, parts, training_step, device, self._losses.forward)
         self._together = together
 
     def close(self) -> None:
         self._reached.close()
-        self._losses.close()
         self.let_go()
 
     def let_go(self) -> None:
@@ -102,4 +99,4 @@ class Lockstep:
         self._losses.backward()
         with self._reached.watch() if reduces else nullcontext():
             along.go_back()
-        return self._losses.went_along(along.told()(), self._together, _WAY_OUT)
+        return self._losses.went_along(along.told(), self._together, _WAY_OUT)

@@ -1,6 +1,6 @@
 """Whether all ranks have a loss to go backward from, for engines whose ranks gather weights and reduce gradients within
 a pass: one that has none goes along with zeros where it knows how, or has no pass to do its part in, and the others
-wait for it. Only a rank without a loss asks, in the job's store.
+wait for it. Every rank tells in the job's store how far it is, and only a rank without a loss looks there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from drivetrain.agreement import Agreement, Point
+from drivetrain.announcements import Announcements
 from drivetrain.errors import TrainingError
 from drivetrain.launch.job import Job
 
@@ -37,37 +37,27 @@ class LossOnAll:
     def __init__(self, job: Job) -> None:
         self.rank = job.rank
         self._steps = 0
-        self._made: tuple[int, bool, Callable[[], str]] | None = None  # of which pass, and what is said of it
         # A little less than what NCCL waits for a collective, and then ends the process without these words.
-        self._agreement = Agreement("loss", job.rank, range(job.world_size), 0.9 * job.timeout, self._says)
-
-    def close(self) -> None:
-        self._agreement.close()
-
-    def _says(self, point: Point) -> str | None:
-        if point[-1] != _OVER:
-            return None
-        made = self._made
-        if made is None or made[0] != point[0]:  # what this rank went through then is not known any more
-            return json.dumps(asdict(Pass(True)))
-        return json.dumps(asdict(Pass(True, made[1], made[2]())))
+        self._told = Announcements("loss", job.rank, range(job.world_size), 0.9 * job.timeout)
 
     def step(self) -> None:
-        """The next micro-batch; nobody is asked."""
+        """The next micro-batch."""
         self._steps += 1
 
     def forward(self) -> None:
         """This rank gathers weights within it, which it can only do with all others."""
-        self._agreement.passed = (self._steps, _FORWARD)
+        self._told.tell(self._steps, _FORWARD)
 
     def backward(self) -> None:
         """It goes backward."""
-        self._agreement.passed = (self._steps, _BACKWARD)
+        self._told.tell(self._steps, _BACKWARD)
 
-    def over(self, weighted: bool, through: Callable[[], str]) -> None:
-        """It has gone backward from a loss, with a weight of its own or not, through what ``through`` gives."""
-        self._made = self._steps, weighted, through
-        self._agreement.passed = (self._steps, _OVER)
+    def over(self, weighted: bool, through: str) -> None:
+        """It has gone backward from a loss, with a weight of its own or not, through what ``through`` names."""
+        self._over(Pass(True, weighted, through))
+
+    def _over(self, made: Pass) -> None:
+        self._told.tell(self._steps, _OVER, json.dumps(asdict(made)))
 
     def went_along(self, through: str, together: Sequence[int], way_out: str) -> tuple[bool, bool]:
         """It has gone backward without a loss.
@@ -87,7 +77,7 @@ class LossOnAll:
 
         def heard(rank: int, theirs: str | None) -> None:
             nonlocal loss, weighted
-            made = Pass(**json.loads(theirs or "{}"))
+            made = Pass(**json.loads(theirs)) if theirs is not None else Pass(loss=True)
             if made.loss and rank in together:
                 raise TrainingError(
                     f"training_step returned None on rank {self.rank} and a loss on rank {rank}, which compute the same"
@@ -101,7 +91,8 @@ class LossOnAll:
                 )
             loss, weighted = loss or made.loss, weighted or made.weighted
 
-        self._ask(_OVER, Pass(loss=False, through=through), heard)
+        self._over(Pass(loss=False, through=through))
+        self._ask(_OVER, heard)
         return loss, weighted
 
     def none(self, way_out: str, forward: bool = True) -> None:
@@ -116,16 +107,18 @@ class LossOnAll:
         """
 
         def heard(rank: int, theirs: str | None) -> None:
-            if theirs is None:
+            if theirs is None or Pass(**json.loads(theirs)) != none:
                 raise TrainingError(
                     f"training_step returned None on rank {self.rank}: with sharded parameters every rank takes part in"
                     f" every backward pass, and rank {rank} has a loss; return a loss times 0.0 instead, or {way_out}."
                 )
 
-        self._ask(_BACKWARD if forward else _FORWARD, Pass(loss=False), heard)
+        none = Pass(loss=False)
+        self._over(none)
+        self._ask(_BACKWARD if forward else _FORWARD, heard)
 
-    def _ask(self, moment: int, mine: Pass, heard: Callable[[int, str | None], None]) -> None:
+    def _ask(self, moment: int, heard: Callable[[int, str | None], None]) -> None:
         try:
-            self._agreement.ask((self._steps, moment), json.dumps(asdict(mine)), heard)
+            self._told.ask(self._steps, moment, heard)
         except TimeoutError as error:
             raise TrainingError(f"training_step returned None on rank {self.rank}, and {error}") from None

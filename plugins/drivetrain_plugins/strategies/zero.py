@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -162,8 +161,8 @@ class Zero(Strategy):
 
     def _without_loss(self, losses: LossOnAll) -> None:
         """Bring zeros to the others' backward pass, in the order of this rank's last one: gradients are reduced as they
-        come, whatever their names. Not on a GPU, where others run ahead and may answer too late."""
-        if self._sharded or not self._order or self.device.type != "cpu":
+        come, whatever their names."""
+        if self._sharded or not self._order:
             losses.none(_WAY_OUT)
             return
         order, self._dirty = self._order, True
@@ -191,7 +190,7 @@ class Zero(Strategy):
         self._backward_pass(loss if factor == 1.0 else loss * factor, **options)
         if self._losses is not None and self._reached is not None:
             self._order = self._reached.names
-            self._losses.over(weighted, partial(_told, self._order))
+            self._losses.over(weighted, _told(self._order))
 
     def _backward_pass(self, loss: Tensor, **options: Any) -> None:
         with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
@@ -365,8 +364,6 @@ class Zero(Strategy):
             full_parameters(self._model)
         if self._reached is not None:
             self._reached.remove()
-        if self._losses is not None:
-            self._losses.close()
         for parameter, own in self._own.items():  # what was put on them holds the engine, and with it its groups
             for name in set(vars(parameter)) - own:
                 delattr(parameter, name)
@@ -380,8 +377,6 @@ class Zero(Strategy):
             load_named_state(self.module, self._optimizer, saved[0])
 
     def close(self, error: BaseException | None = None) -> None:
-        if self._losses is not None:
-            self._losses.close()
         if self.job.world_size == 1:  # nobody else to wait for
             self._release()
         elif self._engine is not None and error is None:
