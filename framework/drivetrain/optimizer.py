@@ -152,6 +152,11 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
+def is_torchs(optimizer: Optimizer) -> bool:
+    """Whether ``optimizer`` is of one of torch's own classes, of which it is known what they do."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def calls_closure_once(optimizer: Optimizer) -> bool:
     """Whether a closure may just as well run before ``step()``: true for torch's own optimizers but LBFGS.
 
@@ -160,7 +165,7 @@ def calls_closure_once(optimizer: Optimizer) -> bool:
     kind = type(optimizer)
     found = _ONCE.get(kind)
     if found is None:
-        found = _ONCE[kind] = kind.__module__.startswith("torch.optim.") and not needs_closure(optimizer)
+        found = _ONCE[kind] = is_torchs(optimizer) and not needs_closure(optimizer)
     return found
 
 

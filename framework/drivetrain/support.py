@@ -183,9 +183,14 @@ job under `fsdp`, `mesh` with `shard` and `zero` from stage 1 on; `strategy=ddp 
 trains it. What no rank uses in a step is left as it is, but `zero` refuses that, too.
 
 The third is an optimizer that keeps more than states of parameters, where each rank or server steps a part of the
-parameters. A count of steps is saved and comes back. What differs from rank to rank, and parts of `state_dict` that
-only the optimizer knows (weights kept a second time), are refused under `parameter_server` with several servers,
-`pipeline` and `zero` from stage 1 on; tensors in shards, when `fsdp`, `mesh` or `tensor_parallel` save them.
+parameters. A count of steps is saved and comes back. One that looks at parameters together (Prodigy and D-Adaptation
+find a step size from all of them) would train otherwise than on one process under `parameter_server` with several
+servers, `pipeline`, `fsdp`, `mesh`, `tensor_parallel` and `zero` from stage 1 on: what its first step changed of the
+numbers in its groups and states is compared once, and it is refused where two ranks or servers made something else of
+one number. An optimizer that keeps no such number (a norm over all gradients that it only clips by) is not found out.
+Parts of `state_dict` that only the optimizer knows (weights kept a second time) are refused under `parameter_server`
+with several servers, `pipeline` and `zero` from stage 1 on; tensors in shards, when `fsdp`, `mesh` or `tensor_parallel`
+save them.
 
 """
 

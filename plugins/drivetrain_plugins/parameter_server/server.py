@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.named_optimizer import packed_again, renamed
+from drivetrain.optimizer import is_torchs
 from drivetrain_plugins.parameter_server.departures import PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Listener
 from drivetrain_plugins.parameter_server.groups import check_groups, own_settings, set_groups
@@ -26,6 +27,7 @@ from drivetrain_plugins.parameter_server.packing import pack
 from drivetrain_plugins.parameter_server.store import Store
 from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message, WireError, decode, encode, size
+from drivetrain_plugins.strategies.first_step import changed, numbers
 
 _LOOK = 100  # milliseconds between two looks at whether to stop
 
@@ -42,6 +44,8 @@ class Server:
         max_staleness: clocks that a worker may be ahead of the slowest, None for any number.
         zero_copy: send tensors from where they lie. ZeroMQ then keeps a thread in this process for good.
         window: memory shared with workers, None for none.
+        names: ``id(parameter)`` to its name where other servers hold other parameters; what the optimizer's first step
+            made of those here is told then.
 
     Attributes:
         version: how often the optimizer stepped.
@@ -60,6 +64,7 @@ class Server:
         max_staleness: int | None = None,
         zero_copy: bool = True,
         window: Window | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         self.zero_copy = zero_copy
         self.listener, self.parameters, self.optimizer = listener, dict(parameters), optimizer
@@ -82,6 +87,9 @@ class Server:
         self.square: float | None = None  # of the norm of the averaged gradients, where somebody asked
         self.told: list[dict[str, Any]] | None = None  # settings of groups, as a worker sent them last
         self.stepping = True  # whether any worker had a loss in this clock
+        self.names = None if optimizer is None or is_torchs(optimizer) else names
+        self.first: dict[str, str] | None = None  # what the first step changed
+        self.heard: dict[int, int] = {}  # rank: the clock in which it was told
 
     # -- the loop -----------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -154,7 +162,9 @@ class Server:
         self.listener.socket.send_multipart([who, *frames], copy=not self.zero_copy)
 
     def _weights(self, who: bytes, rank: int) -> None:
-        fields = {"version": self.version, "stepped": self.stepping, "staleness": self.staleness}
+        fields: dict[str, Any] = {"version": self.version, "stepped": self.stepping, "staleness": self.staleness}
+        if self.first is not None and self.heard.setdefault(rank, self.clocks[rank]) == self.clocks[rank]:
+            fields["first"] = self.first
         self._send(who, Message("weights", fields, *self.store.weights_for(rank)))
 
     # -- messages -----------------------------------------------------------------------------------------------
@@ -318,7 +328,12 @@ class Server:
         groups = message.fields["groups"]
         set_groups(groups, self.optimizer, self.told)
         self.told = groups
-        self.optimizer.step()
+        if self.names is not None and self.first is None:
+            before = numbers(self.optimizer, self.names)
+            self.optimizer.step()
+            self.first = changed(before, numbers(self.optimizer, self.names))
+        else:
+            self.optimizer.step()
         self.store.changed()
         self.version += 1
 

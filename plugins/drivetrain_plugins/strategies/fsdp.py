@@ -20,10 +20,12 @@ from torch.optim import Optimizer
 from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.launch import Job
+from drivetrain.named_optimizer import parameter_names
 from drivetrain.strategy import Shard, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.dtensors import parameters_of
+from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import StepWithRest
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
@@ -216,6 +218,8 @@ class FullySharded(Strategy):
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
         self._fits = stage == "fit"
+        names = parameter_names
+        self._first = FirstStep(self.communicator, f"strategy={self.name}", lambda _: names(module), of_all=True)
         if self.mesh is None or any(isinstance(one, FSDPModule) for one in module.modules()):
             return
         self.agree_on_weights()
@@ -274,8 +278,12 @@ class FullySharded(Strategy):
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         let_go(self._cut)
-        with dtensors.stepping(optimizer):
-            return super()._step(optimizer, closure)
+
+        def step() -> bool:
+            with dtensors.stepping(optimizer):
+                return super(FullySharded, self)._step(optimizer, closure)
+
+        return self._first.step(optimizer, step)
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:

@@ -20,12 +20,16 @@ from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Plan
+from drivetrain.errors import TrainingError
 from drivetrain.launch import Job
+from drivetrain.named_optimizer import parameter_names
+from drivetrain.optimizer import is_torchs
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
+from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.fsdp import let_go, reduced, shard
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
@@ -74,6 +78,8 @@ class Mesh(Strategy):
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
         self._fits = stage == "fit"
+        names = parameter_names
+        self._first = FirstStep(self.communicator, f"strategy={self.name}", lambda _: names(module), of_all=True)
         if any(isinstance(p, DTensor) for p in module.parameters()):
             return
         tensor = self.mesh["tensor"]
@@ -123,8 +129,12 @@ class Mesh(Strategy):
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         let_go(self._cut)
-        with dtensors.stepping(optimizer), _uniform_groups(optimizer):
-            return super()._step(optimizer, closure)
+
+        def step() -> bool:
+            with dtensors.stepping(optimizer), _uniform_groups(optimizer):
+                return super(Mesh, self)._step(optimizer, closure)
+
+        return self._first.step(optimizer, step)
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         """Average over the replicas, with what this one weighed and whether it had any loss."""
@@ -202,7 +212,11 @@ class TensorParallel(Mesh):
 @contextmanager
 def _uniform_groups(optimizer: Optimizer) -> Iterator[None]:
     """While it lasts no group holds parameters of two kinds (plain, or of two meshes), which optimizers that work on
-    lists of tensors do not take; what a step changes in a group is kept."""
+    lists of tensors do not take; what a step changes in a group is kept.
+
+    Raises:
+        TrainingError: the step made one number of a group of parameters of one kind, and another of the other kind.
+    """
     whole = optimizer.param_groups
     parts: list[list[dict[str, Any]]] = []
     for group in whole:
@@ -213,7 +227,23 @@ def _uniform_groups(optimizer: Optimizer) -> Iterator[None]:
     optimizer.param_groups = [part for group in parts for part in group]
     try:
         yield
+        if not is_torchs(optimizer):
+            _refuse_halves(type(optimizer).__name__, parts)
     finally:
         for group, pieces in zip(whole, parts, strict=True):
             group.update({key: value for key, value in pieces[0].items() if key != "params"})
         optimizer.param_groups = whole
+
+
+def _refuse_halves(kind: str, parts: list[list[dict[str, Any]]]) -> None:
+    for index, (first, *others) in enumerate(parts):
+        for key, value in first.items():
+            unlike = [
+                one[key] for one in others if isinstance(value, (int, float)) and repr(one.get(key)) != repr(value)
+            ]
+            if unlike:
+                raise TrainingError(
+                    f"{kind} makes one number of all parameters of a group (param_groups[{index}][{key!r}] is {value}"
+                    f" for those that are cut, or not, and {unlike[0]} for the others), and here these are stepped one"
+                    " kind after the other: use strategy=ddp."
+                )

@@ -21,6 +21,7 @@ from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, Interrupted, TrainingError
 from drivetrain.launch import Job, signals
 from drivetrain.named_optimizer import named_state, parameter_names
+from drivetrain.optimizer import is_torchs
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.parameter_server import staleness, states
 from drivetrain_plugins.parameter_server.client import Client
@@ -35,6 +36,7 @@ from drivetrain_plugins.parameter_server.share import share_of
 from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
 from drivetrain_plugins.strategies.averaging import has_mean
+from drivetrain_plugins.strategies.first_step import refuse_unlike
 from drivetrain_plugins.strategies.own_parts import refuse_own_parts
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
@@ -56,6 +58,7 @@ class ParameterServer(Strategy):
     stages = 0  # that were opened
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
+    firsts: dict[int, dict[str, str]] | None = None  # what the first step changed, by server, until all have told
     whole = False  # whether this worker has the true gradients of this step
     window: Window | None = None  # memory that the server here shares
     windows: Sequence[Window | None] = ()  # memory shared with each server
@@ -106,6 +109,8 @@ class ParameterServer(Strategy):
             )
         tensors = {name: p.detach() for name, p in self.parameters.items()}
         servers = len(self.roles.servers)
+        self.kind = type(optimizers[0]).__name__
+        self.firsts = None if servers == 1 or is_torchs(optimizers[0]) else {}
         if servers > 1:
             refuse_own_parts(optimizers[0], f"strategy=parameter_server with servers={servers}")
         shares = divide(cut(tensors, servers, optimizers[0]), tensors, servers)
@@ -139,7 +144,11 @@ class ParameterServer(Strategy):
         own, found = share_of(optimizer, parameter_names(self.module), self.held[self.roles.index].values(), tensors)
         options = self.options
         workers, window = self.roles.workers, self.window
-        return Server(self.listener, found, own, workers, options.mode, options.max_staleness, self.zero_copy, window)
+        names = None
+        if len(self.roles.servers) > 1:
+            names = {id(found[key]): piece.name for key, piece in self.held[self.roles.index].items()}
+        mode, most = options.mode, options.max_staleness
+        return Server(self.listener, found, own, workers, mode, most, self.zero_copy, window, names)
 
     def _start(self, server: Server) -> None:
         self.server = server
@@ -281,9 +290,20 @@ class ParameterServer(Strategy):
 
     def _take(self, answers: list[Message]) -> None:
         """Hold the weights that the servers sent."""
+        if self.firsts is not None:
+            self._compare(self.firsts, answers)
         self.copies.take(answers)
         self.version = tuple(answer.number("version") for answer in answers)
         self.staleness = [answer.fields["staleness"] for answer in answers]
+
+    def _compare(self, firsts: dict[int, dict[str, str]], answers: list[Message]) -> None:
+        """What the optimizer's first step changed on each server, when all have told."""
+        firsts.update((number, told) for number, one in enumerate(answers) if (told := one.fields.get("first")))
+        if len(firsts) == len(answers):
+            self.firsts = None
+            found = [firsts[number] for number in sorted(firsts)]
+            way_out = "use strategy.servers=1 or strategy=ddp"
+            refuse_unlike(found, self.kind, "server", "strategy=parameter_server", way_out)
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     @contextmanager

@@ -26,6 +26,7 @@ from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.pipeline_calls import least_calls
 from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called_again, name_of
@@ -154,6 +155,7 @@ class Pipeline(Strategy):
             self.group_names.append(listed)
             for group in optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if id(p) in self.held]
+        self._first = FirstStep(self.line, f"strategy={self.name}", lambda _: names, of_all=False)
         return optimizers
 
     # -- a step -------------------------------------------------------------------------------------------------
@@ -188,6 +190,9 @@ class Pipeline(Strategy):
         if len(losses) == 1:
             return losses[0]
         return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+
+    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        return self._first.step(optimizer, lambda: super(Pipeline, self)._step(optimizer, closure))
 
     def _flow(
         self,

@@ -26,6 +26,7 @@ from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
+from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import zero_loss
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
@@ -128,6 +129,7 @@ class Zero(Strategy):
         if self._sharded:
             for parameter in module.parameters(recurse=False):  # no sub-module's forward would gather these
                 self._deepspeed.zero.register_external_parameter(model, parameter)
+        self._first = FirstStep(self.communicator, "strategy=zero", _flat, of_all=True)
         self._own = {parameter: set(vars(parameter)) for parameter in module.parameters()}
         compute = self.precision.compute_dtype if self.options.narrow_gather else None
         self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options, compute)
@@ -209,10 +211,14 @@ class Zero(Strategy):
             return False
         if weight:
             self._divide(weight)
-        self._engine.step()
-        self._dirty = False
+        stepped = self._first.step(self._optimizer, self._engine_step) if self._stage else self._engine_step()
         if weight and self._stage:
             self._engine.optimizer.override_loss_scale(1.0)
+        return stepped
+
+    def _engine_step(self) -> bool:
+        self._engine.step()
+        self._dirty = False
         return bool(self._engine.was_step_applied())
 
     def _window_weight(self) -> float:
@@ -386,6 +392,11 @@ class Zero(Strategy):
 
 
 _WAY_OUT = "use strategy.stage=1"
+
+
+def _flat(optimizer: Optimizer) -> dict[int, str]:
+    """Names of what the engine has in the place of parameters: each rank has a part of everything."""
+    return {id(key): f"part {index}" for index, key in enumerate(k for k in optimizer.state if isinstance(k, Tensor))}
 
 
 def _told(order: Sequence[str]) -> str:
