@@ -61,6 +61,7 @@ class Entry:
     path: str = ""  # of that metric in the module
     settled: Any = None  # value of that metric when its loader, of several, was read
     logged: bool = False  # since the values were forgotten last
+    anew: bool = False  # whether the loop has reset that metric since it was logged, as its epoch is over
     pending: list[tuple[Any, float]] = field(default_factory=list)
     total: float = 0.0
     weight: float = 0.0

@@ -57,15 +57,6 @@ class Gathering:
         return type(None), ()  # whoever reads a pickled metric is in no run
 
 
-def gathered_something(metric: Any) -> bool:
-    """Whether ``metric`` was updated since it was reset. One that is made of others and has no state of its own (a sum
-    of metrics) does not know: its count of updates outlives a reset, theirs do not."""
-    inner = [one for path, one in metrics_of(metric).items() if path]
-    if metric._defaults or not inner:
-        return bool(metric._update_count)
-    return any(gathered_something(one) for one in inner)
-
-
 def gather_over(module: nn.Module, communicator: Communicator, counts: bool, job: int) -> None:
     """From now on the metrics of ``module`` gather over ``communicator``, but for those that the project told how.
 

@@ -124,7 +124,7 @@ class Metrics:
                 f"self.log({name!r}, ...) is given a metric and another kind of value in {hook}: give each a name of"
                 " its own."
             )
-        entry.logged = True
+        entry.logged, entry.anew = True, False
         if entry.metric is not None:
             if entry.on_step and value._forward_cache is None and self.over_ranks:
                 raise TrainingError(
@@ -190,8 +190,9 @@ class Metrics:
                     yield entry, entry.forked("step"), _tensor(entry.steps[-1][1])
             elif entry.on_epoch:
                 if entry.metric is not None:
-                    if alone and entry.logged and metric_states.gathered_something(entry.metric):
-                        yield entry, entry.forked("epoch"), entry.metric.compute()
+                    if alone and entry.logged and not entry.anew:
+                        # Validation may have reset the same object: then it has the value of no data.
+                        yield entry, entry.forked("epoch"), _value_of(entry.metric)
                     continue
                 entry.fold()
                 if entry.weight:
@@ -311,6 +312,8 @@ class Metrics:
                 for metric in [*metrics.values(), *(entry.metric for entry in self.entries.values())]:
                     if metric is not None:
                         metric.reset()
+            for entry in self.entries.values():
+                entry.anew = True
         return Exchange(values, found if compute else {}, [], [])
 
     def _computed(self, metric: Any, column: Column) -> Any:
@@ -350,7 +353,7 @@ class Metrics:
         the module's, that they were logged."""
         state = []
         for (hook, _, _), e in self.entries.items():
-            if e.metric is not None and not e.logged:
+            if e.metric is not None and (e.anew or not e.logged):
                 continue
             e.fold()
             shown = [e.name, e.on_step, e.on_epoch, e.prog_bar, e.logger]

@@ -152,6 +152,8 @@ class EvaluateLoop:
                     hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
+                if self._looks_later:
+                    self.metrics.torchmetrics({})
                 hooks.of_module(f"on_{stage}_model_train")
         finally:
             trainer.metrics, trainer.published.by_step = former, by_step
@@ -162,6 +164,11 @@ class EvaluateLoop:
         """Whether metric objects are asked for their values. Of the few batches of a check before training some have
         none (a KID of fewer samples than a subset), and under Lightning's meaning nobody waits for them."""
         return not (self.trainer.sanity_checking and self.trainer.meanings.live_metrics)
+
+    @property
+    def _looks_later(self) -> bool:
+        """Whether those metric objects are asked when somebody looks at their values, as each rank knows its own."""
+        return not self._computes and self.trainer.strategy.communicator.world_size == 1
 
     def _know_before(self, hook: str) -> None:
         """Let ``hook`` see the epoch's values so far, where that is meant and ranks have to combine them for it."""
@@ -243,7 +250,7 @@ class EvaluateLoop:
                 one.columns[name] = exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
-        objects = metrics.torchmetrics(exchange.columns, compute=self._computes)
+        objects = metrics.torchmetrics(exchange.columns, reset=not self._looks_later, compute=self._computes)
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
         trainer.published.publish(epoch.joined(objects), step=step_done)
