@@ -41,12 +41,13 @@ def module(L: Any, put: Callable[[Any], Any], **log: Any) -> Any:
     return Module()
 
 
-def trained(library: str, folder: Path, module: Any, saver: Any, **options: Any) -> Any:
+def trained(library: str, folder: Path, module: Any, saver: Any, validates: bool = False, **options: Any) -> Any:
     L = importlib.import_module(library)
     logger = importlib.import_module(f"{library}.loggers").CSVLogger(folder)
     settings = {**QUIET, "enable_checkpointing": True, "max_epochs": 1, "callbacks": [saver], "logger": logger}
     trainer = L.Trainer(**{**settings, **options})
-    trainer.fit(module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2))
+    loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
+    trainer.fit(module, loader, loader if validates else None)
     return trainer
 
 
@@ -62,9 +63,12 @@ def test_a_checkpoint_beside_them(library: str, way: str, tmp_path: Path) -> Non
         assert metrics["callback" if way == "callback" else "logged"]["mine"] == 0.1 and "mine" in metrics["double"]
 
 
-def test_one_that_ranks_had_agreed_upon_is_ranked(tmp_path: Path) -> None:
+def test_one_that_ranks_had_agreed_upon_is_watched(tmp_path: Path) -> None:
+    """Put over it in the second epoch, before they agree again; a validation then watches what they agreed upon."""
     L = importlib.import_module("drivetrain.lightning")
-    saver = L.callbacks.ModelCheckpoint(tmp_path, monitor="mine")
-    made = module(L, WAYS["callback"], on_epoch=True, sync_dist=True)
-    trained("drivetrain.lightning", tmp_path, made, saver, devices=2, strategy="ddp", log_every_n_steps=1)
-    assert Path(saver.best_model_path).exists()
+    watching = L.callbacks.EarlyStopping("mine", check_on_train_epoch_end=False, patience=9)
+    made = module(L, WAYS["callback"], on_step=False, on_epoch=True, sync_dist=True)
+    type(made).validation_step = lambda self, batch, batch_idx: None
+    options = {"devices": 2, "strategy": "ddp", "val_check_interval": 1, "max_epochs": 2}
+    trainer = trained("drivetrain.lightning", tmp_path, made, watching, validates=True, **options)
+    assert trainer.global_step == 4 and float(watching.best_score) <= 0.1 + 1e-6
