@@ -23,8 +23,9 @@ def named_state(module: nn.Module, optimizer: Optimizer, names: dict[int, str] |
     """``{"state": {name: {...}}, "param_groups": [{..., "params": [names]}]}``; tensors are shared, not copied.
 
     Of an optimizer that keeps more, ``"beside": {key: value}`` is what its ``state`` holds under keys of its own (a
-    count of steps), and ``"further"`` what else its ``state_dict`` has (that of an optimizer within). ``names`` where
-    the optimizer's parameters are not those of ``module`` any more.
+    count of steps), and ``"further"`` what else its ``state_dict`` has (that of an optimizer within). Of one whose
+    ``state_dict`` has no ``"param_groups"`` at all, ``"further"`` is what it gave, as it is, and ``"whole"`` says so.
+    ``names`` where the optimizer's parameters are not those of ``module`` any more.
     """
     names = parameter_names(module) if names is None else names
     packed = optimizer.state_dict()
@@ -35,6 +36,13 @@ def named_state(module: nn.Module, optimizer: Optimizer, names: dict[int, str] |
 
 def renamed(packed: Mapping[str, Any], by_index: Mapping[int, str]) -> dict[str, Any]:
     """``state_dict`` of an optimizer with the names of :func:`named_state` for positions."""
+    if "param_groups" not in packed:
+        return {
+            "state": {},
+            "param_groups": [{"params": list(by_index.values())}],
+            "further": {**packed},
+            "whole": True,
+        }
     states = packed.get("state", {})
     named: dict[str, Any] = {
         "state": {by_index[key]: state for key, state in states.items() if key in by_index},
@@ -49,11 +57,16 @@ def renamed(packed: Mapping[str, Any], by_index: Mapping[int, str]) -> dict[str,
 
 def packed_again(named: Mapping[str, Any], state: dict[Any, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
     """``state`` and ``groups`` by position with what else :func:`named_state` had, as the optimizer gave it."""
+    if "whole" in named:
+        return dict(named["further"])
     return {**named.get("further", {}), "state": state | named.get("beside", {}), "param_groups": groups}
 
 
 def load_named_state(module: nn.Module, optimizer: Optimizer, saved: dict[str, Any]) -> None:
     """Restore :func:`named_state`; groups must match in number, parameters are found by name."""
+    if "whole" in saved:
+        _load(optimizer, packed_again(saved, {}, []))
+        return
     names = parameter_names(module)
     groups = optimizer.param_groups
     if len(groups) != len(saved["param_groups"]):
@@ -72,4 +85,14 @@ def load_named_state(module: nn.Module, optimizer: Optimizer, saved: dict[str, A
             indices.append(index)
             index += 1
         packed_groups.append({**saved_group, "params": indices})
-    optimizer.load_state_dict(packed_again(saved, state, packed_groups))
+    _load(optimizer, packed_again(saved, state, packed_groups))
+
+
+def _load(optimizer: Optimizer, packed: dict[str, Any]) -> None:
+    try:
+        optimizer.load_state_dict(packed)
+    except KeyError as error:
+        raise CheckpointError(
+            f"the checkpoint's optimizer kept its state in another form than {type(optimizer).__name__} does ({error}"
+            " is missing): configure the optimizer that was saved or load the weights only."
+        ) from error

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from drivetrain import Trainer, TrainModule
 from drivetrain.errors import ConfigurationError, WorkerError
 from tests.resume.runs import differences, end, fit
-from tests.resume.test_optimizers import Counting, Slow
+from tests.resume.test_optimizers import Counting, Slow, Wrapping
 from tests.runs import QUIET, loader, seeded
 
 
@@ -44,7 +44,7 @@ class OfItsOwn(torch.optim.SGD):
 
 
 class Plain(TrainModule):
-    def __init__(self, kind: type[torch.optim.SGD]) -> None:
+    def __init__(self, kind: type[torch.optim.Optimizer]) -> None:
         super().__init__()
         self.kind = kind
         self.net = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)))
@@ -60,7 +60,9 @@ class Plain(TrainModule):
         return self.kind(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def run(folder: Path, kind: type[torch.optim.SGD], *moments: str, devices: int = 2, **options: Any) -> dict[str, Any]:
+def run(
+    folder: Path, kind: type[torch.optim.Optimizer], *moments: str, devices: int = 2, **options: Any
+) -> dict[str, Any]:
     """Four steps; what the first rank ends with."""
     settings = {"max_epochs": 1, "validation": False, "accumulate_grad_batches": 1, **options}
     data: DataLoader[Any] = loader(16, 4)
@@ -82,7 +84,7 @@ def assert_close(a: dict[str, Any], b: dict[str, Any], atol: float) -> None:
             assert one == pytest.approx(other, abs=atol)
 
 
-def gone_on(folder: Path, kind: type[torch.optim.SGD], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def gone_on(folder: Path, kind: type[torch.optim.Optimizer], **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a run ended with, and what the run from its second step on."""
     whole = run(folder / "whole", kind, "batch", **options)
     return whole, run(folder / "resumed", kind, resume=folder / "whole" / "2-batch-0.ckpt", **options)
@@ -99,8 +101,8 @@ def test_the_same_bits(strategy: str, tmp_path: Path) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("kind", [InGroups, Slow])
-def test_on_one_server(kind: type[torch.optim.SGD], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [InGroups, Slow, Wrapping])
+def test_on_one_server(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
     single = run(tmp_path / "single", kind, strategy="single", devices=1)
     whole, resumed = gone_on(tmp_path, kind, strategy={"name": SERVER, "embedded": True})
     assert not differences(parts(whole), parts(resumed))
@@ -108,7 +110,7 @@ def test_on_one_server(kind: type[torch.optim.SGD], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Counting, InGroups])
-def test_counts_go_on_with_another_number_of_servers(kind: type[torch.optim.SGD], tmp_path: Path) -> None:
+def test_counts_go_on_with_another_number_of_servers(kind: type[torch.optim.Optimizer], tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", kind, "batch", strategy={"name": SERVER, "servers": 2}, devices=3)
     saved = tmp_path / "whole" / "2-batch-0.ckpt"
     for strategy, devices in ((SERVER, 2), ("single", 1)):

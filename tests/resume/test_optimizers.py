@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import drivetrain.lightning as L
 from drivetrain import TrainModule, checkpoint
-from drivetrain.errors import WorkerError
+from drivetrain.errors import CheckpointError, WorkerError
+from drivetrain.lightning.demos.boring_classes import BoringModel
+from tests.facade.recorder import QUIET
 from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import Classifier, Gan
 
@@ -56,8 +59,26 @@ class Slow(torch.optim.SGD):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "slow"})
 
 
+class Wrapping(torch.optim.Optimizer):
+    """Another optimizer within, whose ``state_dict`` it gives under a name of its own: torch's parts are not there."""
+
+    def __init__(self, parameters: Any, **options: Any) -> None:
+        super().__init__(list(parameters), {})
+        self.within = Slow([p for group in self.param_groups for p in group["params"]], **options)
+        self.param_groups = self.within.param_groups
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        return self.within.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.within.state_dict(), "places": {(0, i): i for i in range(len(self.param_groups))}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.within.load_state_dict(state_dict["base"])
+
+
 class Stepped(Everything):
-    def __init__(self, kind: type[torch.optim.SGD]) -> None:
+    def __init__(self, kind: type[torch.optim.Optimizer]) -> None:
         super().__init__()
         self.kind = kind
 
@@ -104,15 +125,17 @@ def test_lbfgs(strategy: str, devices: int, tmp_path: Path) -> None:
     assert "old_dirs" in str(state)  # else nothing of the history was there to be lost
 
 
-@pytest.mark.parametrize("kind", [Counting, Slow])
+@pytest.mark.parametrize("kind", [Counting, Slow, Wrapping])
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
 def test_what_an_optimizer_keeps_beside_the_states_of_parameters(
-    strategy: str, devices: int, kind: type[torch.optim.SGD], tmp_path: Path
+    strategy: str, devices: int, kind: type[torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}
     whole = _stopped_and_resumed(tmp_path, lambda: Stepped(kind), (1, 4), options)
     (state,) = end(whole, 0, devices)["optimizer_states"]
-    assert ("count" in state["beside"]) if kind is Counting else ("slow" in state["further"])
+    kept = {Counting: ("beside", "count"), Slow: ("further", "slow"), Wrapping: ("further", "base")}
+    part, key = kept[kind]
+    assert key in state[part]
 
 
 def test_weights_that_an_optimizer_keeps_a_second_time_are_not_cut(tmp_path: Path) -> None:
@@ -121,6 +144,33 @@ def test_weights_that_an_optimizer_keeps_a_second_time_are_not_cut(tmp_path: Pat
     (saved,) = whole.glob("4-batch-*.ckpt")
     with pytest.raises(WorkerError, match=r"whole tensors that Slow keeps beside .* \(slow\), .*strategy=ddp"):
         fit(tmp_path / "cut", module=Stepped(Slow), resume=saved, strategy="fsdp", devices=2, **options)
+
+
+def test_a_state_in_a_form_of_its_own_in_a_file(tmp_path: Path) -> None:
+    class Own(BoringModel):
+        def __init__(self, kind: type[torch.optim.Optimizer]) -> None:
+            super().__init__()
+            self.kind = kind
+
+        def configure_optimizers(self) -> Any:
+            return self.kind(self.parameters(), lr=0.1, momentum=0.9)
+
+    def fitted(epochs: int, kind: type[torch.optim.Optimizer] = Wrapping, resume: Path | None = None) -> L.Trainer:
+        trainer = L.Trainer(max_epochs=epochs, limit_val_batches=0, default_root_dir=tmp_path, **QUIET)
+        trainer.fit(Own(kind), ckpt_path=resume)
+        return trainer
+
+    saved = tmp_path / "a.ckpt"
+    fitted(1).save_checkpoint(saved)
+    (state,) = torch.load(saved, weights_only=True)["optimizer_states"]
+    assert state.keys() == {"base", "places"} and state["places"] == {(0, 0): 0}
+    assert [t.shape for t in state["base"]["slow"]] == [(2, 32), (2,)]
+    fitted(2, resume=saved).save_checkpoint(tmp_path / "b.ckpt")
+    assert torch.load(tmp_path / "b.ckpt", weights_only=True)["optimizer_states"][0]["base"]["slow"]
+    fitted(1, torch.optim.SGD).save_checkpoint(tmp_path / "sgd.ckpt")
+    for kind, other in ((torch.optim.SGD, saved), (Wrapping, tmp_path / "sgd.ckpt")):
+        with pytest.raises(CheckpointError, match=f"kept its state in another form than {kind.__name__} does"):
+            fitted(2, kind, other)
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])

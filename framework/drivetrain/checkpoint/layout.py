@@ -228,6 +228,8 @@ def by_name(packed: Mapping[str, Any], order: list[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: the optimizer had another number of parameters.
     """
+    if "param_groups" not in packed:  # in a form of its own, which only the optimizer can count
+        return renamed(packed, dict(enumerate(order)))
     indices = [index for group in packed["param_groups"] for index in group["params"]]
     if len(indices) != len(order):
         raise CheckpointError(

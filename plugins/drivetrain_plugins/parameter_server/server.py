@@ -363,7 +363,8 @@ class Server:
         }
         if "further" in saved:  # only the optimizer knows where it goes
             by_index = {i: state[p] for i, p in enumerate(self._stepped()) if p in state}
-            optimizer.load_state_dict(packed_again(saved, by_index, optimizer.state_dict()["param_groups"]))
+            groups = optimizer.state_dict().get("param_groups", [])
+            optimizer.load_state_dict(packed_again(saved, by_index, groups))
             return
         optimizer.state.clear()
         optimizer.state.update(state)
