@@ -11,6 +11,7 @@ from typing import Any
 import lightning.pytorch as theirs
 import pytest
 import torch
+from torch.profiler import ProfilerAction
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
@@ -200,12 +201,20 @@ def _cycles(tmp_path: Path) -> None:
     assert all(f".{step}_step" in report.read_text() for step in ("training", "validation")), "it is of both"
 
 
-def test_no_range_outlives_the_trace_that_it_began_in(tmp_path: Path) -> None:
+RECORD, SAVE, WARMUP = ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE, ProfilerAction.WARMUP
+
+
+@pytest.mark.parametrize(
+    ("actions", "traces"),
+    [(None, 2), ({3: RECORD, 4: RECORD}, 2), ({3: RECORD, 4: WARMUP, 5: RECORD, 6: SAVE}, 2)],
+    ids=["torch's", "broken off", "warming up anew"],
+)
+def test_no_range_outlives_the_trace_that_it_began_in(tmp_path: Path, actions: Any, traces: int) -> None:
     """Its end would be written into memory that torch has freed: seen as a crash at the end of every second fit."""
-    run_alone(_ranges_within_traces, tmp_path)
+    run_alone(_ranges_within_traces, tmp_path, actions, traces)
 
 
-def _ranges_within_traces(tmp_path: Path) -> None:
+def _ranges_within_traces(tmp_path: Path, actions: dict[int, ProfilerAction] | None, traces: int) -> None:
     from drivetrain_plugins.profilers import pytorch
 
     ended = [0]  # traces
@@ -233,10 +242,11 @@ def _ranges_within_traces(tmp_path: Path) -> None:
 
     pytorch.record_function = Watched  # type: ignore[attr-defined,misc]
     torch.profiler.profile.stop_trace = counted  # type: ignore[method-assign]
-    profiler = ours.profilers.PyTorchProfiler(tmp_path, "ops")
+    how = {} if actions is None else {"schedule": lambda step: actions.get(step, ProfilerAction.NONE)}
+    profiler = ours.profilers.PyTorchProfiler(tmp_path, "ops", **how)
     fit = trainer(ours, tmp_path, profiler=profiler, num_sanity_val_steps=2, max_epochs=3)
     fit.fit(classifier(ours), loader(16), loader(8))
-    assert ended[0] == 2, "a trace of each kind of step"
+    assert ended[0] == traces, "a trace of each kind of step"
     assert "[pl][profile]run_training_epoch" in seen, "an epoch began while steps were recorded"
     assert not outlived and not began
 

@@ -56,24 +56,25 @@ class OneCycleEach:
             return kind == self._kind
         return kind not in self._done and (kind == self._first or self._kind is not None)
 
-    @property
-    def saves(self) -> bool:
-        """Whether the profiler's next step ends the trace."""
-        return self._action == ProfilerAction.RECORD_AND_SAVE
-
-    def enter(self, kind: str) -> None:
-        """The profiler's next step is of this kind."""
-        self._kind = kind
+    def enter(self, kind: str) -> bool:
+        """The profiler's next step is of this kind. Returns whether a trace ends with it."""
+        before, self._kind = self._action, kind
+        if kind in self._done:
+            self._action = ProfilerAction.NONE
+        else:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._action = self._schedule(self._counts[kind])
+            if before == ProfilerAction.RECORD and self._action == ProfilerAction.WARMUP:
+                self._action = ProfilerAction.RECORD  # as in Lightning: torch crashes where a trace ends so
+            if self._action == ProfilerAction.RECORD_AND_SAVE:
+                self._done.add(kind)
+        return before == ProfilerAction.RECORD_AND_SAVE or (before, self._action) == _BROKEN_OFF
 
     def __call__(self, number: int) -> ProfilerAction:
-        if self._kind is None or self._kind in self._done:
-            self._action = ProfilerAction.NONE
-            return self._action
-        self._counts[self._kind] = self._counts.get(self._kind, 0) + 1
-        self._action = self._schedule(self._counts[self._kind])
-        if self._action == ProfilerAction.RECORD_AND_SAVE:
-            self._done.add(self._kind)
         return self._action
+
+
+_BROKEN_OFF = (ProfilerAction.RECORD, ProfilerAction.NONE)
 
 
 class PyTorchProfiler(Profiler):
@@ -189,11 +190,10 @@ class PyTorchProfiler(Profiler):
         kind = next((step for step in self._steps if action_name.endswith(step)), None)
         if kind is None or (self._cycles is not None and not self._cycles.takes(kind)):
             return
-        if self._cycles is not None:
-            self._cycles.enter(kind)
+        ends = self._cycles is not None and self._cycles.enter(kind)
         self._stepped = action_name
         # A range writes its end into the memory of the trace in which it began, which torch frees with the trace.
-        across = self._close_all() if self._cycles is not None and self._cycles.saves else []
+        across = self._close_all() if ends else []
         self.profiler.step()
         for name in across:
             self._open(name)
