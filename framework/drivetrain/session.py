@@ -291,12 +291,10 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     torch.set_grad_enabled(True)
     trainer.lightning_module.zero_grad()  # what was computed before is no part of it
     checks_resumed = trainer.meanings.checks_resumed and (fit.ended or fit.batch == 0)
+    if loaded is not None and checks_resumed:
+        trainer.published.forget()  # a check begins with nothing known, as it ends, and so does training without one
     if loaded is None or (checks_resumed and trainer.max_steps == -1):
-        if loaded is not None and trainer.limits["val"] and trainer.num_sanity_val_steps:
-            trainer.published.forget()  # a check begins with nothing known, as it ends
         _sanity_check(trainer)
-    elif checks_resumed:
-        trainer.published.forget()  # as a check would have
     fit.run(partial(_part_random_streams, trainer))
     hooks("on_fit_end")
 
