@@ -165,16 +165,16 @@ choice; `python -m drivetrain support --refusals` prints all combinations that a
 
 Three things show only while training. One is a `training_step` that returns `None` to skip a batch on some ranks only.
 Where parameters or gradients are in shards the ranks gather weights and reduce gradients together, block by block, in
-every forward and backward pass, so a rank without a loss has its part to do in the others' pass. On the CPU, under
-`fsdp`, `mesh` with `shard` above 1 and `zero` with `stage=2`, it does that part with zeros, whether it returned before
-its forward pass or after, also where what it computed is not finite: it goes through the same blocks in the same order
-as in its last step with a loss, without running the module's code, so that it draws nothing and its buffers stay. The
-result is that of `ddp`. Each such batch costs a question in the job's store, up to half a second, and hundredths where
-another was asked in the last ten; steps in which all ranks have a loss ask nothing. The job ends instead, with a
-sentence that says so, where the rank had no step with a loss yet (with `reduce_every_micro_batch=false`: no window),
-where the others' pass went through other blocks (where these differ in size a collective may fail first, or wait for
-its time-out), where blocks are called within checkpoints with `use_reentrant=True`, with `narrow_gather` under
-`bf16-mixed`, where only some ranks of a tensor group return `None`, under `zero` with `stage=3`, and on GPUs. There
+every forward and backward pass, so a rank without a loss has its part to do in the others' pass. Under `fsdp`, `mesh`
+with `shard` above 1 and `zero` with `stage=2` it does that part with zeros, whether it returned before its forward pass
+or after, also where what it computed is not finite: it goes through the same blocks in the same order as in its last
+step with a loss, without running the module's code, so that it draws nothing and its buffers stay. The result is that
+of `ddp`. Every rank writes in the job's store how far it is, up to three short messages a pass that it does not wait
+for; a rank without a loss waits until the others have come to the end of theirs. The job ends instead, with a sentence
+that says so, where the rank had no step with a loss yet (with `reduce_every_micro_batch=false`: no window), where the
+others' pass went through other blocks (where these differ in size a collective may fail first, or wait for its
+time-out), where blocks are called within checkpoints with `use_reentrant=True`, with `narrow_gather` under
+`bf16-mixed`, where only some ranks of a tensor group return `None`, and under `zero` with `stage=3`. There
 `return loss * 0.0` takes part, where the loss is a number. A batch that no rank has a loss of is left out, as
 everywhere.
 
