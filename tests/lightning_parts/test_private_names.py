@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import lightning.pytorch as theirs
 import pytest
 import torch
 from torch import nn
+from tqdm import tqdm
 
 import drivetrain.lightning as ours
 from tests.facade.recorder import QUIET, loader, net
@@ -67,6 +70,18 @@ def fit(L: Any, callback: Any, module: Any = None, **options: Any) -> Any:
         ("callbacks.EarlyStopping", "_log_info"),
         ("callbacks.Timer", "_check_time_remaining"),
         ("callbacks.LearningRateMonitor", "_extract_stats"),
+        ("callbacks.LearningRateMonitor", "_find_names_from_schedulers"),
+        ("callbacks.LearningRateMonitor", "_find_names_from_optimizers"),
+        ("callbacks.LearningRateMonitor", "_check_duplicates_and_update_name"),
+        ("callbacks.LearningRateMonitor", "_add_prefix"),
+        ("callbacks.LearningRateMonitor", "_add_suffix"),
+        ("callbacks.LearningRateMonitor", "_get_optimizer_stats"),
+        ("callbacks.LearningRateMonitor", "_extract_lr"),
+        ("callbacks.LearningRateMonitor", "_extract_momentum"),
+        ("callbacks.LearningRateMonitor", "_extract_weight_decay"),
+        ("callbacks.LearningRateMonitor", "_remap_keys"),
+        ("callbacks.TQDMProgressBar", "_should_update"),
+        ("callbacks.TQDMProgressBar", "_resolve_refresh_rate"),
         ("callbacks.DeviceStatsMonitor", "_get_and_log_device_stats"),
         ("callbacks.WeightAveraging", "_swap_models"),
         ("callbacks.WeightAveraging", "_copy_average_to_current"),
@@ -346,6 +361,84 @@ def test_a_monitor_of_learning_rates_that_logs_more(interval: str | None) -> Non
 
     here = run(ours)
     assert here == run(theirs) and here
+
+
+def _several_optimizers(self: Any) -> Any:
+    """Two of one class with schedules, the first of two groups; one of another class without, of groups with names."""
+    self.automatic_optimization = False
+    weights, biases = [[p for p in self.net.parameters() if (p.ndim > 1) is whole] for whole in (True, False)]
+    first = torch.optim.SGD([{"params": weights}, {"params": biases, "lr": 0.2}], lr=0.1, momentum=0.9)
+    second = torch.optim.SGD(weights, lr=0.3)
+    third = torch.optim.Adam([{"params": weights, "name": "w"}, {"params": biases, "name": "b"}], lr=0.4)
+    schedules = [torch.optim.lr_scheduler.StepLR(each, 1) for each in (first, second)]
+    return [first, second, third], [schedules[0], {"scheduler": schedules[1], "interval": "step"}]
+
+
+def _steps(self: Any, batch: Any, batch_idx: int) -> None:
+    for optimizer in self.optimizers():
+        optimizer.step()
+
+
+MONITORED: dict[str, Any] = {
+    "_find_names_from_schedulers": lambda found: ([[f"own/{name}" for name in each] for each in found[0]], *found[1:]),
+    "_find_names_from_optimizers": lambda found: ([[f"own/{name}" for name in each] for each in found[0]], found[1]),
+    "_check_duplicates_and_update_name": lambda found: [name.upper() for name in found],
+    "_add_prefix": lambda found: f"{found}-own",
+    "_add_suffix": lambda found: f"{found}-own",
+    "_duplicate_param_group_names": lambda found: found,
+    "_get_optimizer_stats": lambda found: {**found, "asked": 1.0},
+    "_extract_lr": lambda found: {**found, **{f"{name}-own": 2 * value for name, value in found.items()}},
+    "_extract_momentum": lambda found: {name: value + 1.0 for name, value in found.items()},
+    "_extract_weight_decay": lambda found: {name: value + 1.0 for name, value in found.items()},
+    "_remap_keys": lambda found: found,
+}
+
+
+@pytest.mark.parametrize("interval", [None, "step", "epoch"])
+@pytest.mark.parametrize("name", MONITORED)
+def test_the_names_and_figures_of_a_monitor_of_learning_rates(name: str, interval: str | None) -> None:
+    def run(L: Any) -> list[Any]:
+        rows = Rows()
+        calls: list[str] = []
+
+        def own(self: Any, *arguments: Any, **named: Any) -> Any:
+            calls.append(name)
+            return MONITORED[name](getattr(super(Own, self), name)(*arguments, **named))
+
+        Own = type("Own", (L.callbacks.LearningRateMonitor,), {name: own})
+        monitor = Own(interval, log_momentum=True, log_weight_decay=True)
+        module = project(L, configure_optimizers=_several_optimizers, training_step=_steps)
+        settings = {"log_every_n_steps": 2, "max_epochs": 2, "enable_checkpointing": False}
+        fit(L, monitor, module, logger=rows.of(L), **settings)
+        kept = [{key: value for key, value in each.items() if value} for each in (monitor.lrs,)]
+        return [calls, kept, [row for row in rows if "val/x" not in row[0]]]
+
+    here, there = run(ours), run(theirs)
+    assert here == there
+    assert here[0] and len(here[2]) > 1
+
+
+def test_when_a_bar_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(L: Any) -> Any:
+        asked: list[Any] = []
+
+        class Own(L.callbacks.TQDMProgressBar):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def _resolve_refresh_rate(refresh_rate: int) -> int:
+                return 2 * refresh_rate
+
+            def _should_update(self, current: int, total: int) -> bool:
+                asked.append((current, total, super()._should_update(current, total)))
+                return current == 1
+
+        bar = Own(1)
+        fit(L, bar, max_epochs=2, enable_checkpointing=False, enable_progress_bar=True)
+        return asked, bar.refresh_rate, bar.train_progress_bar.n
+
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread of Lightning's bar is left
+    with contextlib.redirect_stdout(io.StringIO()):
+        here, there = run(ours), run(theirs)
+    assert here == there and here[0]
 
 
 def test_a_monitor_of_devices_that_reads_other_figures() -> None:

@@ -18,11 +18,6 @@ PASSED_OVER: dict[str, tuple[str, ...]] = {
         "BaseFinetuning": "_apply_mapping_to_param_groups",
         "BatchSizeFinder": "SUPPORTED_MODES",
         "LearningRateFinder": "SUPPORTED_MODES",
-        "LearningRateMonitor": (
-            "_add_prefix _add_suffix _check_duplicates_and_update_name _duplicate_param_group_names "
-            "_extract_lr _extract_momentum _extract_weight_decay "
-            "_find_names_from_optimizers _find_names_from_schedulers _get_optimizer_stats _remap_keys"
-        ),
         "ModelCheckpoint": "_find_last_checkpoints _should_save_on_exception",
         "ModelPruning": (
             "_apply_global_pruning _apply_local_pruning _copy_param _create_pruning_fn "
@@ -39,7 +34,6 @@ PASSED_OVER: dict[str, tuple[str, ...]] = {
         "StochasticWeightAveraging": "_clear_schedulers _load_average_model_state",
         "SpikeDetection": "_check_atol _check_rtol _handle_spike _is_better _update_stats",
         "ThroughputMonitor": "_compute",
-        "TQDMProgressBar": "_resolve_refresh_rate _should_update",
         "CSVLogger": "_get_next_version experiment",
         "TensorBoardLogger": "_get_next_version _sanitize_params",
         "Profiler": _OF_PROFILERS,

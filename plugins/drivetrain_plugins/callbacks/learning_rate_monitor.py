@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,14 +49,16 @@ class LearningRateMonitor(Callback):
         self.last_momentum_values: dict[str, float | None] = {}
         self.last_weight_decay_values: dict[str, float | None] = {}
         self._logged_step = -1
+        self._given = Counter[str]()  # how often each name was given in the search at hand
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._logged_step = -1
-        found = named_optimizers(trainer)
-        self.lrs = {key: [] for name, optimizer, _ in found for key in _group_names(name, optimizer)}
+        names, seen, kinds = self._find_names_from_schedulers(trainer.lr_scheduler_configs)
+        others, _ = self._find_names_from_optimizers(trainer.optimizers, seen, kinds)  # which puts them to those seen
+        self.lrs = {key: [] for key in chain.from_iterable([*names, *others])}
         self.last_momentum_values = {f"{key}-momentum": None for key in self.lrs}
         self.last_weight_decay_values = {f"{key}-weight_decay": None for key in self.lrs}
-        without = [name for name, optimizer, _ in found if not {"momentum", "betas"} & optimizer.defaults.keys()]
+        without = [f"lr-{type(each).__name__}" for each in seen if not {"momentum", "betas"} & each.defaults.keys()]
         if self.log_momentum and without and trainer.is_global_zero:
             warnings.warn(
                 f"LearningRateMonitor(log_momentum=True): {', '.join(without)} has no momentum, 0 is logged for it.",
@@ -83,60 +86,137 @@ class LearningRateMonitor(Callback):
                 logger.log_metrics(found, step=step)
 
     def _extract_stats(self, trainer: Trainer, interval: str) -> dict[str, float]:
-        """What is logged now: of schedules of this ``interval``, or of "any". Subclasses that log more, or otherwise,
-        override it (the name is Lightning's)."""
+        """What is logged now: of schedules of this ``interval``, or of "any", and of optimizers without one. Subclasses
+        that log more, or otherwise, override it or what it calls (the names are Lightning's)."""
         found: dict[str, float] = {}
-        for name, optimizer, its_interval in named_optimizers(trainer):  # schedules may have been exchanged
-            if interval == "any" or its_interval in (interval, "any"):
-                found.update(self._read(name, optimizer))
+        configs = trainer.lr_scheduler_configs  # which may have been exchanged
+        names, seen, kinds = self._find_names_from_schedulers(configs)
+        self._remap_keys(names)
+        for keys, config in zip(names, configs, strict=True):
+            if interval in (config.interval, "any"):
+                found.update(self._get_optimizer_stats(config.scheduler.optimizer, keys))
+        names, others = self._find_names_from_optimizers(trainer.optimizers, seen, kinds)
+        self._remap_keys(names)
+        for keys, optimizer in zip(names, others, strict=True):
+            found.update(self._get_optimizer_stats(optimizer, keys))
         kind = torch.float64 if trainer.meanings.figures == "double" else torch.get_default_dtype()
         trainer.callback_metrics.update({key: torch.tensor(value, dtype=kind) for key, value in found.items()})
         return found
 
-    def _read(self, name: str, optimizer: Optimizer) -> dict[str, float]:
+    # -- figures ------------------------------------------------------------------------------------------------
+    def _get_optimizer_stats(self, optimizer: Optimizer, names: list[str]) -> dict[str, float]:
+        """The figures of each group of ``optimizer``, whose keys are ``names``."""
         found: dict[str, float] = {}
-        for key, group in zip(_group_names(name, optimizer), optimizer.param_groups, strict=True):
-            if key.endswith("/pg1") and name in self.lrs:  # the only group was called like its optimizer until now
-                self.lrs[key] = self.lrs.pop(name)
-            found[key] = float(group["lr"])
-            self.lrs.setdefault(key, []).append(found[key])  # groups may join while training runs
-            if self.log_momentum:
-                momentum = group["betas"][0] if "betas" in group else group.get("momentum", 0.0)
-                found[f"{key}-momentum"] = float(momentum)
-                self.last_momentum_values[f"{key}-momentum"] = float(momentum)
-            if self.log_weight_decay:
-                found[f"{key}-weight_decay"] = decay = float(group.get("weight_decay", 0.0))
-                self.last_weight_decay_values[f"{key}-weight_decay"] = decay
+        for group, name in zip(optimizer.param_groups, names, strict=True):
+            found.update(self._extract_lr(group, name))
+            found.update(self._extract_momentum(group, f"{name}-momentum", "betas" in group))
+            found.update(self._extract_weight_decay(group, f"{name}-weight_decay"))
         return found
 
+    def _extract_lr(self, param_group: dict[str, Any], name: str) -> dict[str, Any]:
+        rate = float(param_group["lr"])
+        self.lrs.setdefault(name, []).append(rate)  # groups may join while training runs
+        return {name: rate}
 
-def named_optimizers(trainer: Trainer) -> list[tuple[str, Optimizer, str]]:
-    """``(name, optimizer, interval)`` for every scheduler, then for every optimizer that has none (interval "any")."""
-    scheduled = [(c.scheduler.optimizer, c.name, c.interval) for c in trainer.lr_scheduler_configs]
-    known = {id(optimizer) for optimizer, _, _ in scheduled}
-    others = [getattr(wrapper, "optimizer", wrapper) for wrapper in trainer.optimizers]  # a loop may hand out wrappers
-    scheduled += [(optimizer, None, "any") for optimizer in others if id(optimizer) not in known]
-    named: list[tuple[str, Optimizer, str]] = []
-    unnamed, seen = Counter[type[Optimizer]](), Counter[str]()
-    for optimizer, given, interval in scheduled:
-        kind = type(optimizer)
-        unnamed[kind] += given is None
-        base = given or f"lr-{kind.__name__}"
-        # As in Lightning: a name of a scheduler's own is numbered, too, after those of its optimizer's class without.
-        name = f"{base}-{unnamed[kind] - 1}" if unnamed[kind] > 1 else base
-        named.append((f"{name}-{seen[name]}" if seen[name] else name, optimizer, interval))
-        seen[name] += 1
-    return named
+    def _extract_momentum(self, param_group: dict[str, Any], name: str, use_betas: bool) -> dict[str, float]:
+        if not self.log_momentum:
+            return {}
+        momentum = float(param_group["betas"][0] if use_betas else param_group.get("momentum", 0.0))
+        self.last_momentum_values[name] = momentum
+        return {name: momentum}
 
+    def _extract_weight_decay(self, param_group: dict[str, Any], name: str) -> dict[str, Any]:
+        if not self.log_weight_decay:
+            return {}
+        decay = float(param_group.get("weight_decay", 0.0))
+        self.last_weight_decay_values[name] = decay
+        return {name: decay}
 
-def _group_names(name: str, optimizer: Optimizer) -> list[str]:
-    """The key of each group of ``optimizer``, in their order."""
-    groups = optimizer.param_groups
-    if len(groups) == 1 and "name" not in groups[0]:
-        return [name]
-    names = [f"{name}/{group.get('name', f'pg{index}')}" for index, group in enumerate(groups, 1)]
-    if twice := [each for each, times in Counter(names).items() if times > 1]:
-        raise ConfigurationError(
-            f"LearningRateMonitor: several parameter groups are called {', '.join(twice)}: give each a name of its own."
-        )
-    return names
+    def _remap_keys(self, names: list[list[str]], token: str = "/pg1") -> None:
+        """What was known of an optimizer's only group is that of its first one once others have joined it."""
+        for key in chain.from_iterable(names):
+            alone = key.replace(token, "")
+            if alone != key and alone in self.lrs:
+                self.lrs[key] = self.lrs.pop(alone)
+            self.lrs.setdefault(key, [])
+
+    # -- names --------------------------------------------------------------------------------------------------
+    def _find_names_from_schedulers(
+        self, lr_scheduler_configs: list[Any]
+    ) -> tuple[list[list[str]], list[Optimizer], defaultdict[type[Optimizer], int]]:
+        """The keys of the groups of each scheduler's optimizer; these optimizers; how many of each class have a name
+        of the class's."""
+        seen: list[Optimizer] = []
+        kinds: defaultdict[type[Optimizer], int] = defaultdict(int)
+        self._given = Counter[str]()
+        names = []
+        for config in lr_scheduler_configs:
+            optimizer = config.scheduler.optimizer
+            name = config.name or f"lr-{type(optimizer).__name__}"
+            names.append(self._check_duplicates_and_update_name(optimizer, name, seen, kinds, config))
+        return names, seen, kinds
+
+    def _find_names_from_optimizers(
+        self,
+        optimizers: list[Any],
+        seen_optimizers: list[Optimizer],
+        seen_optimizer_types: defaultdict[type[Optimizer], int],
+    ) -> tuple[list[list[str]], list[Optimizer]]:
+        """The same of the optimizers that have no scheduler, and these."""
+        names, others = [], []
+        for optimizer in (getattr(wrapper, "optimizer", wrapper) for wrapper in optimizers):  # a loop may wrap them
+            if not any(optimizer is one for one in seen_optimizers):
+                name = f"lr-{type(optimizer).__name__}"
+                seen, kinds = seen_optimizers, seen_optimizer_types
+                names.append(self._check_duplicates_and_update_name(optimizer, name, seen, kinds, None))
+                others.append(optimizer)
+        return names, others
+
+    def _check_duplicates_and_update_name(
+        self,
+        optimizer: Optimizer,
+        name: str,
+        seen_optimizers: list[Optimizer],
+        seen_optimizer_types: defaultdict[type[Optimizer], int],
+        lr_scheduler_config: Any,
+    ) -> list[str]:
+        """The keys of the groups of an optimizer of this ``name``, which is numbered where others have it.
+
+        Raises:
+            ConfigurationError: two of its groups have the same name.
+        """
+        seen_optimizers.append(optimizer)
+        if lr_scheduler_config is None or not lr_scheduler_config.name:
+            seen_optimizer_types[type(optimizer)] += 1
+        groups = optimizer.param_groups
+        if twice := self._duplicate_param_group_names(groups):
+            raise ConfigurationError(
+                "LearningRateMonitor: several parameter groups are called"
+                f" {', '.join(f'{name}/{each}' for each in sorted(twice))}: give each a name of its own."
+            )
+        name = self._add_prefix(name, type(optimizer), seen_optimizer_types)
+        numbered = f"{name}-{self._given[name]}" if self._given[name] else name
+        self._given[name] += 1
+        return [self._add_suffix(numbered, groups, index) for index in range(len(groups))]
+
+    def _add_prefix(
+        self, name: str, optimizer_cls: type[Optimizer], seen_optimizer_types: defaultdict[type[Optimizer], int]
+    ) -> str:
+        """``name`` with the number of its optimizer's class. As in Lightning a name of a scheduler's own is numbered,
+        too, after those of its optimizer's class without."""
+        number = seen_optimizer_types.get(optimizer_cls, 0) - 1
+        return f"{name}-{number}" if number > 0 else name
+
+    def _add_suffix(
+        self, name: str, param_groups: list[dict[str, Any]], param_group_index: int, use_names: bool = True
+    ) -> str:
+        """``name`` with that of the group, or its number from 1 where there are several."""
+        numbered = f"pg{param_group_index + 1}" if len(param_groups) > 1 else None
+        called = param_groups[param_group_index].get("name", numbered) if use_names else numbered
+        return f"{name}/{called}" if called else name
+
+    def _duplicate_param_group_names(self, param_groups: list[dict[str, Any]]) -> set[str]:
+        if len(param_groups) == 1:
+            return set()
+        names = Counter(group.get("name", f"pg{index}") for index, group in enumerate(param_groups, 1))
+        return {name for name, times in names.items() if times > 1}

@@ -47,12 +47,20 @@ class TQDMProgressBar(RichProgressBar):
     predict_description = "Predicting"
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
-        if "COLAB_GPU" in os.environ and refresh_rate == 1:
-            refresh_rate = 20  # its pages take longer to draw a line than a step does
-        refresh_rate = max(refresh_rate, int(os.environ.get("TQDM_MINITERS", refresh_rate)))
-        super().__init__(refresh_rate=refresh_rate, leave=leave)
+        super().__init__(refresh_rate=self._resolve_refresh_rate(refresh_rate), leave=leave)
         self._process_position = process_position
         self._bars: dict[str, Any] = {}
+
+    @staticmethod
+    def _resolve_refresh_rate(refresh_rate: int) -> int:
+        """Batches between two draws in this environment (the name is Lightning's, as that of `_should_update`)."""
+        if "COLAB_GPU" in os.environ and refresh_rate == 1:
+            return 20  # its pages take longer to draw a line than a step does
+        return max(refresh_rate, int(os.environ.get("TQDM_MINITERS", refresh_rate)))
+
+    def _should_update(self, current: int, total: int | float | None) -> bool:
+        """Whether ``current`` batches are shown of ``total``, None where that is not known."""
+        return self.is_enabled and (current % self.refresh_rate == 0 or current == total)
 
     @property
     def process_position(self) -> int:
@@ -118,7 +126,7 @@ class TQDMProgressBar(RichProgressBar):
 
     def _go_on(self, bar: Any, done: int) -> bool:
         """Show ``done`` batches where that is due; whether it was."""
-        due = self.is_enabled and (done % self.refresh_rate == 0 or done == bar.total)
+        due = self._should_update(done, bar.total)
         if due and not bar.disable:
             bar.n = done
             bar.refresh()
