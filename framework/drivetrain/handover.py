@@ -19,7 +19,7 @@ from lightning_utilities.core.overrides import is_overridden
 from torch.nn.parameter import is_lazy
 
 from drivetrain import late_setup, left_state
-from drivetrain.callback import state_name
+from drivetrain.callback import Callback, state_name
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.checkpoint.convert import plain_tensor
 from drivetrain.errors import CheckpointError
@@ -154,8 +154,9 @@ def _noted(owner: Any, given: dict[str, tuple[torch.Tensor, int]]) -> dict[str, 
     the tensors that are as they were ``given``, which may be the data itself."""
     found = {}
     now = _tensors(owner)
+    named = owner.handed_back if isinstance(owner, Callback) else ()
     for name, value in vars(owner).items():
-        if name == "training" or (name.startswith("_") and name not in getattr(owner, "handed_back", ())):
+        if name == "training" or (name.startswith("_") and name not in named):
             continue
         if name in now and name in given and now[name][0] is given[name][0] and now[name][1] == given[name][1]:
             continue

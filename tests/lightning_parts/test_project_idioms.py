@@ -384,6 +384,15 @@ def test_a_resumed_run_asks_for_its_loaders_in_the_same_epochs(tmp_path: Path) -
     assert compare(run)["asked"].count("a run") == 2
 
 
+def test_a_project_may_have_an_attribute_of_its_own_called_handed_back(tmp_path: Path) -> None:
+    module = classifier(ours)
+    module.handed_back, module.kept = 5, 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(ours, tmp_path, strategy="ddp", devices=2, max_epochs=1).fit(module, loader())
+    assert (module.handed_back, module.kept) == (5, 7)
+
+
 @pytest.mark.parametrize("forked", [True, False])
 def test_what_workers_noted_comes_back(forked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not forked:
