@@ -14,6 +14,7 @@ from drivetrain.metric_exchange import in_order
 if TYPE_CHECKING:
     from drivetrain.metric_entries import Entry
     from drivetrain.metric_exchange import Column, Exchange
+    from drivetrain.metrics import Metrics
     from drivetrain.trainer import Trainer
 
 
@@ -79,7 +80,11 @@ class PublishedMetrics:
         trainer = self.trainer
         if not trainer.meanings.live_metrics or self.by_step is None or trainer.metrics is None:
             return []
-        found = trainer.metrics.current(self.by_step, trainer.world_size == 1)
+        return self.of(trainer.metrics, self.by_step)
+
+    def of(self, metrics: Metrics, by_step: bool) -> list[tuple[Entry, str, torch.Tensor]]:
+        """What this rank has logged in the step or epoch at hand, as it is shown: entry, name and value."""
+        found = metrics.current(by_step, self.trainer.world_size == 1)
         return [(entry, name, self._as_shown(value, entry.double)) for entry, name, value in found]
 
     def monitored(self, name: str) -> torch.Tensor | None:

@@ -116,10 +116,57 @@ class _CheckpointConnector:
 
 
 class _LoggerConnector:
-    """A Trainer's ``_logger_connector``: callbacks that log by themselves ask it whether it is time, and log by it."""
+    """A Trainer's ``_logger_connector``: callbacks that log by themselves ask it whether it is time, log by it, and
+    read and change what is known of metrics.
+
+    Attributes:
+        trainer: whose it is.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self.trainer = self._trainer = trainer
+
+    @property
+    def callback_metrics(self) -> dict[str, torch.Tensor]:
+        return self._trainer.callback_metrics
+
+    @property
+    def logged_metrics(self) -> dict[str, torch.Tensor]:
+        return self._trainer.logged_metrics
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        return self._trainer.progress_bar_metrics
+
+    # Lightning brings into these what a step logged when it is over; here they are the same.
+    _callback_metrics = callback_metrics
+    _logged_metrics = logged_metrics
+    _progress_bar_metrics = progress_bar_metrics
+
+    @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """What was logged in the step, or at an epoch's end in the epoch, for callbacks (``callback``), loggers
+        (``log``) and the bar (``pbar``).
+
+        Raises:
+            ConfigurationError: nothing is running.
+        """
+        results = self._trainer._results
+        if results is None:
+            raise ConfigurationError(
+                "trainer._logger_connector.metrics is of the step at hand, and nothing is running."
+            )
+        return results.metrics(bool(self._trainer.published.by_step))
+
+    def reset_metrics(self) -> None:
+        """Let nothing be known of metrics."""
+        self._trainer.published.forget()
+
+    def reset_results(self) -> None:
+        """Forget what was logged in the epoch at hand."""
+        results = self._trainer._results
+        if results is not None:
+            results.reset()
 
     @property
     def should_update_logs(self) -> bool:

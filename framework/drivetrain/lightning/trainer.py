@@ -26,6 +26,7 @@ from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, 
 from drivetrain.lightning.connectors import _AcceleratorConnector, _CheckpointConnector, _LoggerConnector
 from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
 from drivetrain.lightning.plugins import CheckpointIO, ClusterEnvironment, environment_of, meant_by
+from drivetrain.lightning.results import _ResultCollection
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
@@ -67,12 +68,6 @@ def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
 
 
 _ELSEWHERE = set(inspect.signature(drivetrain.trainer.Trainer.__init__).parameters) - {"self"}
-
-
-class Results:
-    """What is read of ``trainer._results``."""
-
-    DATALOADER_SUFFIX = "/dataloader_idx_{}"
 
 
 class Trainer(drivetrain.trainer.Trainer):
@@ -232,11 +227,6 @@ class Trainer(drivetrain.trainer.Trainer):
             self._settle_limits()
         return super()._run(request)
 
-    @property
-    def _results(self) -> Results | None:
-        """What projects read of Lightning's results, while a stage runs: how a name says which loader it is of."""
-        return Results() if self.status == "running" else None
-
     def take_callback(self, callback: Callback) -> Callback:
         return super().take_callback(as_ours(callback, Callback))
 
@@ -299,6 +289,53 @@ class Trainer(drivetrain.trainer.Trainer):
     @property
     def _logger_connector(self) -> _LoggerConnector:
         return _LoggerConnector(self)
+
+    @property
+    def _results(self) -> _ResultCollection | None:
+        """What was logged in the epoch at hand; None where nothing is running, and in a prediction, which logs
+        nothing."""
+        running = self.status == "running" and not self.predicting
+        return _ResultCollection(self, self.metrics) if running and self.metrics is not None else None
+
+    @property
+    def _evaluation_loop(self) -> Any:
+        """What validates or tests in the stage at hand.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if self.stage == "fit":
+            return self.fit_loop.val_loop
+        if self.stage not in ("validate", "test") or self.evaluation is None:
+            raise ConfigurationError(
+                "trainer._evaluation_loop is there while fit, validate or test runs, and after it."
+            )
+        return self.evaluation
+
+    @property
+    def _active_loop(self) -> Any:
+        """What is running: a loop of training, of an evaluation or of predictions; None outside of these."""
+        if self.training:
+            return self.fit_loop
+        if self.evaluating:
+            return self._evaluation_loop
+        return self.predict_loop if self.predicting else None
+
+    def _teardown(self) -> None:
+        """Bring the module to the host, as the end of a stage does that leaves its workers; processes, loaders and
+        signal handlers of a stage are gone when it returns.
+
+        Raises:
+            ConfigurationError: a stage is running, which ends in order by itself.
+        """
+        if self.status == "running":
+            raise ConfigurationError(
+                f"trainer._teardown() is called within {self.stage}, which needs what that takes away: set"
+                " trainer.should_stop = True, and the stage ends in order."
+            )
+        module = self.lightning_module
+        if module is not None:
+            module.cpu()
 
 
 _PLAIN_FIT = Trainer._logged_fit  # as it is without anything around it

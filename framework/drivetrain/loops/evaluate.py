@@ -15,7 +15,7 @@ from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import note_place
 from drivetrain.launch import signals
-from drivetrain.loops.names import DataSource
+from drivetrain.loops.names import EvaluationNames
 from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
@@ -80,7 +80,7 @@ def _open_first(sources: list[BatchSource]) -> None:
         source.open()
 
 
-class EvaluateLoop:
+class EvaluateLoop(EvaluationNames):
     """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
 
     Attributes:
@@ -90,9 +90,8 @@ class EvaluateLoop:
         has_run: whether the last pass that was no sanity check evaluated a batch.
     """
 
-    _data_source = DataSource(True)
-
     def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
+        super().__init__()
         self.trainer, self.stage = trainer, stage
         self.metrics: Metrics = trainer.new_metrics()
         self._gone_on_from: dict[int, int] = {}
@@ -129,6 +128,7 @@ class EvaluateLoop:
         by_step, trainer.published.by_step = (None, False) if shown is None else (False, None)
         self.metrics.reset()
         self._seen_before = dict(self._seen)
+        self._begin_counting()
         self.has_run = False
         try:
             trainer.remember_modes()
@@ -195,9 +195,11 @@ class EvaluateLoop:
                 break
             batch = trainer.to_device(micro)
             metrics.batch, trainer.published.by_step = micro, True
+            self._batches.ready += 1
             # What this rank's metrics gather of samples that the first rank has, too, counts there.
             kept = metric_states.states(module) if micro.copies > 1 and strategy.data.rank > 0 else None
             hooks(f"on_{stage}_batch_start", batch, micro.index, *loader)
+            self._batches.started += 1
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
                 former, hooks.current = hooks.current, f"{stage}_step"
@@ -211,7 +213,9 @@ class EvaluateLoop:
 
             output = strategy.evaluation_step(call, batch)
             self.has_run = not trainer.sanity_checking
+            self._batches.processed += 1
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
+            self._batches.completed += 1
             if kept is not None:
                 metric_states.load(module, kept)
             if trainer.meanings.live_metrics:

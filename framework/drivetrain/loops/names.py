@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from drivetrain.loops.limits import Limits
     from drivetrain.loops.optimize import Optimization
     from drivetrain.loops.training_data import TrainingData
+    from drivetrain.sharding import BatchSource
     from drivetrain.trainer import Trainer
 
 
@@ -69,10 +70,51 @@ class LoadersOfFit(CombinedLoader):
         self._data.replace(self._given if isinstance(self._given, CombinedLoader) else self.iterables)
 
 
+class EvaluationNames:
+    """Where an evaluation stands, under the names of Lightning's loop."""
+
+    _data_source = DataSource(True)
+
+    trainer: Trainer
+    sources: list[BatchSource]
+
+    def __init__(self) -> None:
+        self._batches = Count()  # of the pass at hand, or of the last one
+        self._batches_before = 0  # of passes before it in this epoch
+        self._counted: tuple[int, bool] | None = None  # the epoch, and whether it is the check before training
+
+    def _begin_counting(self) -> None:
+        """A pass begins."""
+        at = self.trainer.current_epoch, self.trainer.sanity_checking
+        self._batches_before = self._batches_before + self._batches.completed if at == self._counted else 0
+        self._batches, self._counted = Count(), at
+
+    @property
+    def max_batches(self) -> list[int | float]:
+        """Batches of each loader; of the check before training while that is made."""
+        if self.trainer.sanity_checking:
+            return self.trainer.num_sanity_val_batches
+        return [source.length for source in self.sources]
+
+    @property
+    def num_dataloaders(self) -> int:
+        return len(self.sources)
+
+    @property
+    def batch_progress(self) -> Progress:
+        """Counts of batches: ``current`` in this pass over all loaders, ``total`` over those of the epoch."""
+        now, before = self._batches, self._batches_before
+        total = Count(before + now.ready, before + now.started, before + now.processed, before + now.completed)
+        return Progress(now, total, now.ready == sum(self.max_batches))
+
+
 class NoValidation:
     """Stands for a fit's validation where there is none."""
 
     _data_source = DataSource(False)
+    max_batches: list[int | float] = []
+    num_dataloaders = 0
+    batch_progress = Progress(Count(), Count())
 
 
 class EpochCount:
