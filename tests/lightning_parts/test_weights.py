@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as lightning
 import pytest
 import torch
 from torch import nn
@@ -196,6 +198,33 @@ def test_stochastic_weight_averaging(tmp_path: Path, norm: bool, options: dict[s
         }
 
     compare(run)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_weights_of_a_run_that_ends_before_any_is_averaged(tmp_path: Path, norm: bool) -> None:
+    """Lightning gives back those from before it trained."""
+
+    def run(L: Any) -> list[dict[str, Any]]:
+        module, seen = classifier(L, norm=norm), dict[str, Any]()
+
+        class Looks(L.Callback):  # type: ignore[misc, name-defined]
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                if trainer.current_epoch == 0:
+                    seen.update(weights(pl_module))
+
+        first = {name: value.clone() for name, value in weights(module).items()}
+        swa = L.callbacks.StochasticWeightAveraging(0.05, swa_epoch_start=2)
+        trainer(L, tmp_path, callbacks=[swa, Looks()], max_epochs=1).fit(module, loader())
+        learned = {name for name, _ in module.named_parameters()}
+        return [{k: v for k, v in one.items() if k in learned} for one in (first, seen, weights(module))]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, _, last = run(lightning)
+    assert norm or close(first, last)  # with BatchNorm it makes steps in the epoch after
+    with pytest.warns(UserWarning, match=r"averaged nothing: its first epoch would have been 1 .* last one was"):
+        first, seen, last = run(ours)
+    assert close(seen, last) and not close(first, last)
 
 
 def test_stochastic_weight_averaging_resumes(tmp_path: Path) -> None:

@@ -264,6 +264,12 @@ class StochasticWeightAveraging(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         last = trainer.current_epoch - 1
+        if last >= 0 and not self._average and trainer.is_global_zero:
+            warnings.warn(
+                f"{type(self).__name__} averaged nothing: its first epoch would have been {self.swa_start} (from 0),"
+                f" and the last one was {last}; the module keeps the weights that it was trained to.",
+                stacklevel=2,
+            )
         if not self._gathering and (last == self.swa_end or self._max_epochs == -1):
             self._transfer(pl_module)
         elif not self._gathering and self._average and trainer.is_global_zero:

@@ -111,6 +111,12 @@ def outside(spec: Mapping[str, Any], ranks: int = 1) -> str | None:
         return "a test of averaged weights after a fit with them"
     if callbacks["StochasticWeightAveraging"] and spec.get("net") == "norm":
         return "the pass that renews BatchNorm's statistics"
+    surely = max(1, trainer.get("max_epochs", 1))
+    if any(
+        isinstance(start := options.get("swa_epoch_start"), int) and start > surely
+        for options in callbacks["StochasticWeightAveraging"]
+    ):
+        return "an average of no epoch"
     fits = sum(call.get("do") == "fit" for call in spec.get("calls", ()))
     if callbacks["StochasticWeightAveraging"] and fits > 1:
         return "an average of weights in a further fit"
