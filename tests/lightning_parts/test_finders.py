@@ -176,6 +176,26 @@ def test_a_fit_after_two_searches_reads_the_same_order(tmp_path: Path) -> None:
     compare(run)
 
 
+@pytest.mark.parametrize("limits", [{}, {"limit_train_batches": 1, "limit_val_batches": 1}, {"limit_val_batches": 0}])
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_a_trial_that_ends_the_epoch_validates(tmp_path: Path, mode: str, limits: dict[str, Any]) -> None:
+    """What a validation and its loader draw is drawn in the search, too; limits are of the fit, not of a trial."""
+
+    def run(L: Any) -> dict[str, Any]:
+        torch.manual_seed(3)
+        make = lambda self: DataLoader(loader(40).dataset, self.batch_size, shuffle=True)
+        validated = []
+        step = lambda self, batch, batch_idx: validated.append((len(batch[0]), torch.rand(1).item()))
+        module = classifier(L, train_dataloader=make, val_dataloader=make, validation_step=step)
+        module.batch_size = 4
+        fit = trainer(L, tmp_path, max_epochs=2, **limits)
+        size = L.tuner.Tuner(fit).scale_batch_size(module, mode=mode, init_val=4, max_trials=4)
+        fit.fit(module)
+        return {"size": size, "validated": validated, "weights": weights(module), "drawn": torch.rand(1)}
+
+    assert len(compare(run)["validated"]) > 4
+
+
 @pytest.mark.parametrize("trials", [3, 5, 25])
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_after_batches_that_were_too_large_all_goes_on_alike(tmp_path: Path, mode: str, trials: int) -> None:

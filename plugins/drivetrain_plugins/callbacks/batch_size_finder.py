@@ -32,9 +32,10 @@ class BatchSizeFinder(Callback):
     """Arguments and meaning are Lightning's; it works under several workers too, if each holds the whole module.
 
     Sizes are tried with the module's own loaders, which must read the size from the attribute ``batch_arg_name`` of the
-    module, the data module or their hparams. Where there are several workers, the first size is tried in full steps;
-    for larger ones each worker runs forward and backward by itself, so that none waits for one that is out of memory,
-    and the size that is taken is one that fits on all.
+    module, the data module or their hparams. With Lightning's meanings a trial in one process that comes to an epoch's
+    end validates on as many batches, whatever the limits of the fit. Where there are several workers, the first size is
+    tried in full steps; for larger ones each worker runs forward and backward by itself, so that none waits for one
+    that is out of memory, and the size that is taken is one that fits on all.
 
     Args:
         mode: ``"power"``: double until memory is out, and take the one before. ``"binsearch"``: then search between.
@@ -114,8 +115,15 @@ class BatchSizeFinder(Callback):
         elif trainer.stage == "fit":
             # Lightning's search goes on from the random numbers at hand: what is drawn after it depends on it.
             keeps = trainer.meanings.order != "torch"
-            with Trial(trainer, [], keeps_random=keeps) as trial:
-                size = self._search(trainer, lambda: self._fits_training(trainer, trial))
+            # Where a trial comes to an epoch's end it validates, which may draw. Workers by themselves cannot.
+            validates = trainer.meanings.trials == "validate" and trainer.world_size == 1
+            limits = trainer.limit_train_batches, trainer.limit_val_batches
+            trainer.limit_train_batches, trainer.limit_val_batches = 1.0, self._steps_per_trial
+            try:
+                with Trial(trainer, [], validates=validates, keeps_random=keeps) as trial:
+                    size = self._search(trainer, lambda: self._fits_training(trainer, trial))
+            finally:
+                trainer.limit_train_batches, trainer.limit_val_batches = limits
             self._take(trainer, size)
         else:
             sources = self._evaluation(trainer)
@@ -137,8 +145,7 @@ class BatchSizeFinder(Callback):
             if not self._fitted_last:
                 source.open(keep=False)  # as Lightning does before a next trial, also where none comes
             source.open()  # at once, as Lightning does: it may draw
-            if trainer.validation is not None and trainer.validation.sources:
-                trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
+            _ask_for_validation(trainer)
         if trainer.is_global_zero:
             log.info("batch size set to %d", size)
 
@@ -177,6 +184,7 @@ class BatchSizeFinder(Callback):
     def _fits_training(self, trainer: Trainer, trial: Trial) -> bool:
         fitted = True
         source = trial.source()
+        _ask_for_validation(trainer)
         self._samples = _samples(source)
         try:
             if trainer.strategy.communicator.world_size == 1 or self._whole_steps:
@@ -255,6 +263,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 def _with_index(step: Callable[..., Any], index: int, batch: Any) -> Any:
     return step(batch, index)
+
+
+def _ask_for_validation(trainer: Trainer) -> None:
+    """The loaders that a fit validates with, asked for anew: they may be of another size now."""
+    if trainer.validation is not None and trainer.validation.sources:
+        trainer.validation.sources[:] = stage_data.sources(trainer, trainer.request, "val")  # type: ignore[arg-type]
 
 
 def _samples(source: BatchSource) -> int | float:
