@@ -10,13 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.data_hooks import DataHooks
 from drivetrain.hooks import Hooks
+from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
     from drivetrain.loops.fit import FitLoop
     from drivetrain.sharding import BatchSource, MicroBatch
     from drivetrain.trainer import Trainer
 
+# hooks that are actions where a project has its own
+_OF_DATA = (
+    "prepare_data",
+    "setup",
+    "teardown",
+    *(f"{name}_dataloader" for name in ("train", "val", "test", "predict")),
+)
 _NEXT = {
     "train": "[_TrainingEpochLoop].train_dataloader_next",
     "val": "[_EvaluationLoop].val_next",
@@ -73,12 +82,24 @@ class Instruments:
         self.put(strategy, "backward", f"{owner}.backward")
         self.put(strategy, "optimizer_step", f"[LightningModule]{type(module).__name__}.optimizer_step")
         self.put(trainer, "save_checkpoint", "save_checkpoint")
+        self.put_own(module, "LightningModule", "configure_optimizers", TrainModule)
+        for name in _OF_DATA:
+            self.put_own(module, "LightningModule", name, DataHooks)
+            if trainer.datamodule is not None:
+                self.put_own(trainer.datamodule, "LightningDataModule", name, DataHooks)
+
+    def put_own(self, owner: Any, kind: str, method: str, base: type) -> None:
+        """Measure a method that ``owner`` has instead of that of ``base``."""
+        if method in vars(owner) or getattr(type(owner), method, None) is not getattr(base, method):
+            self.put(owner, method, f"[{kind}]{type(owner).__name__}.{method}")
 
     def put(self, owner: Any, method: str, action: str) -> None:
         """Measure ``owner.method`` as ``action``, also where a project set it on the object."""
         own = owner.__dict__.get(method)
         if getattr(own, "action", None) != action:
-            owner.__dict__[method] = _measured(self.trainer, getattr(owner, method), action)
+            # not asked of the object itself: a data module whose loaders are asked for makes up for its setup
+            function = getattr(type(owner), method).__get__(owner) if own is None else own
+            owner.__dict__[method] = _measured(self.trainer, function, action)
             self._put.append((owner, method, own))
 
     def of_fit(self, fit: FitLoop) -> None:

@@ -75,6 +75,37 @@ def test_actions_and_files_are_those_of_lightning(tmp_path: Path) -> None:
     assert found["calls"]["training_step"] == 12 and found["calls"]["mine"] == 12
 
 
+def test_what_a_project_has_of_its_own_beside_the_steps_is_an_action(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, int]:
+        class Data(L.LightningDataModule):
+            def prepare_data(self) -> None: ...
+
+            def setup(self, stage: str) -> None: ...
+
+            def train_dataloader(self) -> Any:
+                return loader()
+
+            def val_dataloader(self) -> Any:
+                return loader(9)
+
+        def alone(module: Any) -> Any:
+            return loader(8)
+
+        def calls(module: Any, expected: list[str], **options: Any) -> dict[str, int]:
+            profiler = L.profilers.SimpleProfiler()
+            trainer(L, tmp_path, profiler=profiler, max_epochs=2).fit(module, **options)
+            return {name: len(profiler.recorded_durations[name]) for name in expected}
+
+        data, module = "[LightningDataModule]Data.", "[LightningModule]Module."
+        of_data = [f"{data}{name}" for name in ("prepare_data", "setup", "train_dataloader", "val_dataloader")]
+        of_module = [f"{module}{name}" for name in ("setup", "teardown", "configure_optimizers")]
+        own = classifier(L, setup=lambda self, stage: None, teardown=lambda self, stage: None)
+        found = calls(own, of_data + of_module, datamodule=Data())
+        return found | calls(classifier(L, train_dataloader=alone), [f"{module}train_dataloader"])
+
+    assert set(compare(run).values()) == {1}
+
+
 def test_without_a_profiler_nothing_is_put_around_anything(tmp_path: Path) -> None:
     """The objects of the run are as they are: the loop calls the plain methods."""
     seen: list[Any] = []
