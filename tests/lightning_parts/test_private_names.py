@@ -80,6 +80,15 @@ def fit(L: Any, callback: Any, module: Any = None, **options: Any) -> Any:
         ("callbacks.LearningRateMonitor", "_extract_momentum"),
         ("callbacks.LearningRateMonitor", "_extract_weight_decay"),
         ("callbacks.LearningRateMonitor", "_remap_keys"),
+        ("callbacks.RichProgressBar", "_init_progress"),
+        ("callbacks.RichProgressBar", "_add_task"),
+        ("callbacks.RichProgressBar", "_update"),
+        ("callbacks.RichProgressBar", "_update_metrics"),
+        ("callbacks.RichProgressBar", "_get_train_description"),
+        ("callbacks.RichProgressBar", "_initialize_train_progress_bar_id"),
+        ("callbacks.RichProgressBar", "_reset_progress_bar_ids"),
+        ("callbacks.RichProgressBar", "_stop_progress"),
+        ("callbacks.RichProgressBar", "refresh"),
         ("callbacks.TQDMProgressBar", "_should_update"),
         ("callbacks.TQDMProgressBar", "_resolve_refresh_rate"),
         ("callbacks.DeviceStatsMonitor", "_get_and_log_device_stats"),
@@ -439,6 +448,61 @@ def test_when_a_bar_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         here, there = run(ours), run(theirs)
     assert here == there and here[0]
+
+
+@both
+def test_parts_of_a_bar_of_rich(L: Any) -> None:
+    """A bar that adds one of its own, and has its own words and metrics."""
+    calls: set[str] = set()
+    screen = io.StringIO()
+
+    class Own(L.callbacks.RichProgressBar):  # type: ignore[misc, name-defined]
+        mine: Any = None
+
+        def _init_progress(self, trainer: Any) -> None:
+            super()._init_progress(trainer)
+            if self.mine is None:
+                self.mine = self._add_task(7, "whole run")
+                calls.add(f"progress {self.train_progress_bar_id} {self.val_progress_bar_id}")
+
+        def _add_task(self, total_batches: Any, description: str, visible: bool = True) -> Any:
+            calls.add("add")
+            return super()._add_task(total_batches, f"<{description.strip()}>", True)
+
+        def _update(self, progress_bar_id: Any, current: int, visible: bool = True, hard: bool = False) -> None:
+            if progress_bar_id == self.train_progress_bar_id:
+                self._update(self.mine, current)
+            elif progress_bar_id == self.val_progress_bar_id:
+                calls.add("validation")
+            super()._update(progress_bar_id, current, visible, hard)
+
+        def _update_metrics(self, trainer: Any, pl_module: Any) -> None:
+            calls.add("metrics")
+            super()._update_metrics(trainer, pl_module)
+
+        def get_metrics(self, trainer: Any, pl_module: Any) -> Any:
+            return {**super().get_metrics(trainer, pl_module), "mine": trainer.global_step}
+
+        def _get_train_description(self, current_epoch: int) -> str:
+            return f"own {current_epoch}"
+
+        def _stop_progress(self) -> None:
+            calls.add("stop")
+            super()._stop_progress()
+
+    kwargs = {"file": screen, "force_terminal": True, "width": 160, "color_system": None}
+    bar = Own(1, console_kwargs=kwargs)
+    if L is ours:
+        bar._interval = 0.0  # seconds between two draws at least
+    fit(L, bar, max_epochs=2, enable_checkpointing=False, enable_progress_bar=True)
+    assert calls == {"progress None None", "add", "validation", "metrics", "stop"}
+    shown = screen.getvalue()
+    for part in ("<whole run>", "<own 0>", "own 1", "mine", f"{loader_length()}/7"):
+        assert part in shown, part
+
+
+def loader_length() -> int:
+    return len(loader())
 
 
 def test_a_monitor_of_devices_that_reads_other_figures() -> None:

@@ -25,10 +25,8 @@ PASSED_OVER: dict[str, tuple[str, ...]] = {
             "_make_pruning_permanent_on_state_dict _resolve_global_kwargs"
         ),
         "RichProgressBar": (
-            "_add_task _get_train_description _init_progress _initialize_train_progress_bar_id "
-            "_reset_progress_bar_ids _stop_progress _update_metrics has_dataloader_changed is_disabled "
-            "reset_dataloader_idx_tracker total_predict_batches_current_dataloader "
-            "total_test_batches_current_dataloader total_train_batches "
+            "has_dataloader_changed is_disabled reset_dataloader_idx_tracker "
+            "total_predict_batches_current_dataloader total_test_batches_current_dataloader "
             "total_val_batches_current_dataloader"
         ),
         "StochasticWeightAveraging": "_clear_schedulers _load_average_model_state",

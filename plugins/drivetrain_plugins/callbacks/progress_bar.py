@@ -99,9 +99,10 @@ class RichProgressBar(ProgressBar):
         self._console_kwargs = console_kwargs or {}
         self._given = console
         self._console: Console | None = console
-        self._progress: Progress | None = None
-        self._train: TaskID | None = None
-        self._evaluation: TaskID | None = None
+        self.progress: Progress | None = None
+        self._progress_stopped = False
+        self._reset_progress_bar_ids()
+        self._evaluation = "val"  # whose bar is shown
         self._done = 0  # batches of the training epoch
         self._evaluated = 0
         self._drawn = 0.0
@@ -148,20 +149,71 @@ class RichProgressBar(ProgressBar):
             TextColumn("{task.fields[metrics]}", style=theme.metrics, markup=False),
         ]
 
-    def _bar(self) -> Progress:
-        if self._progress is None:
-            self._progress = Progress(*self.configure_columns(self.trainer), console=self.console, auto_refresh=False)
-            self._progress.start()
-        return self._progress
+    # -- parts that projects override or call by Lightning's names ------------------------------------------------
+    def _init_progress(self, trainer: Trainer) -> None:
+        """Begin to draw, where there is a screen and that was not done yet: make ``progress`` and start it."""
+        if self.live and (self.progress is None or self._progress_stopped):
+            self._reset_progress_bar_ids()
+            self.progress = Progress(*self.configure_columns(trainer), console=self.console, auto_refresh=False)
+            self.progress.start()
+            self._progress_stopped = False
+
+    def _reset_progress_bar_ids(self) -> None:
+        """No bar is shown."""
+        self.train_progress_bar_id: TaskID | None = None
+        self.val_sanity_progress_bar_id: TaskID | None = None
+        self.val_progress_bar_id: TaskID | None = None
+        self.test_progress_bar_id: TaskID | None = None
+        self.predict_progress_bar_id: TaskID | None = None
+
+    def _add_task(self, total_batches: int | float, description: str, visible: bool = True) -> TaskID:
+        """A new bar of so many batches."""
+        assert self.progress is not None
+        total = _total(total_batches)
+        return self.progress.add_task(description, total=total, visible=visible, rate="", metrics="")
+
+    def _initialize_train_progress_bar_id(self) -> None:
+        """The bar of an epoch of training."""
+        description = self._get_train_description(self.trainer.current_epoch)
+        self.train_progress_bar_id = self._add_task(self.total_train_batches, description)
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        """What stands before the bar of this epoch, and before its line where there is no screen."""
+        last = self.trainer.max_epochs
+        number = f"{self.train_description} {current_epoch + 1}"
+        return number if last is None or last < 0 else f"{number}/{last}"
+
+    def _update(self, progress_bar_id: TaskID | None, current: int, visible: bool = True, hard: bool = False) -> None:
+        """Draw the bar with ``current`` batches; called as often as it is drawn."""
+        if self.progress is not None and self.is_enabled and progress_bar_id is not None:
+            self.progress.update(progress_bar_id, completed=current, visible=visible)
+            self.refresh(hard)
+
+    def _update_metrics(self, trainer: Trainer, pl_module: TrainModule) -> None:
+        """Show the metrics of now beside the bar of training, when that is drawn next."""
+        if self.progress is not None and self.train_progress_bar_id is not None:
+            self.progress.update(self.train_progress_bar_id, metrics=self._text(trainer))
+
+    def refresh(self, hard: bool = False) -> None:
+        """Draw; ``hard`` changes nothing here, where no thread draws."""
+        if self.progress is not None:
+            self.progress.refresh()
+
+    def _stop_progress(self) -> None:
+        """Give the screen back."""
+        if self.progress is not None:
+            self.progress.stop()
+            self._progress_stopped = True
 
     def _stop(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-        self._progress = self._train = self._evaluation = None
+        self._stop_progress()
+        self.progress = None
+        self._reset_progress_bar_ids()
         self._console = self._given
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_progress": None, "_train": None, "_evaluation": None, "_console": None}
+        none = {name: None for name in vars(self) if name.endswith("_progress_bar_id")}
+        return {**super().__getstate__(), "progress": None, **none, "_console": None}
 
     # -- training -----------------------------------------------------------------------------------------------
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
@@ -171,23 +223,21 @@ class RichProgressBar(ProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._done, self._shown_step = 0, -1
         self._epoch_start = self._drawn = time.monotonic()
-        if self.live:
-            bar = self._bar()
-            if self._train is not None:
+        self._init_progress(trainer)
+        if self.progress is not None:
+            if self.train_progress_bar_id is not None:
                 if self._leave:
-                    bar.stop_task(self._train)
+                    self.progress.stop_task(self.train_progress_bar_id)
                 else:
-                    bar.remove_task(self._train)
-            self._train = bar.add_task(
-                self._epoch(trainer), total=_total(trainer.num_training_batches), rate="", metrics=""
-            )
-            bar.refresh()
+                    self.progress.remove_task(self.train_progress_bar_id)
+            self._initialize_train_progress_bar_id()
+            self.refresh()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: TrainModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._done += 1
-        if self._train is not None:
+        if self.train_progress_bar_id is not None:
             now = time.monotonic()
             if self._due(self._done, now):
                 self._drawn = now
@@ -203,25 +253,25 @@ class RichProgressBar(ProgressBar):
         return _metrics_text(metrics, self.theme.metrics_text_delimiter, self.theme.metrics_format)
 
     def _draw_training(self, trainer: Trainer, completed: int) -> None:
-        if self._progress is None or self._train is None:
+        if self.progress is None or self.train_progress_bar_id is None:
             return
         seconds = time.monotonic() - self._epoch_start
-        fields: dict[str, Any] = {"rate": f"{self._done / seconds:.1f} it/s" if seconds > 0 else ""}
+        rate = f"{self._done / seconds:.1f} it/s" if seconds > 0 else ""
+        self.progress.update(self.train_progress_bar_id, rate=rate)
         boundary = trainer.global_step // max(trainer.log_every_n_steps, 1)
         if boundary != self._shown_step:  # metrics are read at log boundaries only: reading may wait for the device
             self._shown_step = boundary
-            fields["metrics"] = self._text(trainer)
-        self._progress.update(self._train, completed=completed, **fields)
-        self._progress.refresh()
+            self._update_metrics(trainer, trainer.lightning_module)
+        self._update(self.train_progress_bar_id, completed)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        if self._train is not None:
+        if self.train_progress_bar_id is not None:
             self._shown_step = -1
             total = trainer.num_training_batches
             self._draw_training(trainer, self._done if math.isinf(total) else max(self._done, int(total)))
         elif self.is_enabled and not self.live:
             parts = [
-                self._epoch(trainer),
+                self._get_train_description(trainer.current_epoch),
                 f"step {trainer.global_step}",
                 self._text(trainer),
                 f"{time.monotonic() - self._epoch_start:.1f}s",
@@ -231,34 +281,39 @@ class RichProgressBar(ProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._stop()
 
-    def _epoch(self, trainer: Trainer) -> str:
-        last = trainer.max_epochs
-        number = f"{self.train_description} {trainer.current_epoch + 1}"
-        return number if last is None or last < 0 else f"{number}/{last}"
-
     # -- evaluation ---------------------------------------------------------------------------------------------
-    def _start_evaluation(self, description: str, batches: list[int | float] | int | float | None) -> None:
-        self._evaluated = 0
+    @property
+    def _shown(self) -> TaskID | None:
+        """The bar of the evaluation at hand."""
+        shown: TaskID | None = getattr(self, f"{self._evaluation}_progress_bar_id")
+        return shown
+
+    @_shown.setter
+    def _shown(self, task: TaskID | None) -> None:
+        setattr(self, f"{self._evaluation}_progress_bar_id", task)
+
+    def _start_evaluation(self, kind: str, description: str, batches: list[int | float] | int | float | None) -> None:
+        self._evaluation, self._evaluated = kind, 0
         self._drawn = time.monotonic()
-        if self.live:
-            bar = self._bar()
-            self._evaluation = bar.add_task(description, total=_total(batches), rate="", metrics="")
-            bar.refresh()
+        self._init_progress(self.trainer)
+        if self.progress is not None:
+            total = sum(batches) if isinstance(batches, list) else float("inf") if batches is None else batches
+            self._shown = self._add_task(total, description)
+            self.refresh()
 
     def _evaluation_batch(self) -> None:
         self._evaluated += 1
-        if self._evaluation is not None:
+        if self._shown is not None:
             now = time.monotonic()
-            if self._progress is not None and self._due(self._evaluated, now):
+            if self._due(self._evaluated, now):
                 self._drawn = now
-                self._progress.update(self._evaluation, completed=self._evaluated)
-                self._progress.refresh()
+                self._update(self._shown, self._evaluated)
 
     def _end_evaluation(self) -> None:
-        if self._progress is not None and self._evaluation is not None:
-            self._progress.remove_task(self._evaluation)
-            self._progress.refresh()
-        self._evaluation = None
+        if self.progress is not None and self._shown is not None:
+            self.progress.remove_task(self._shown)
+            self.refresh()
+        self._shown = None
         if not self._fitting:
             self._stop()
 
@@ -267,9 +322,11 @@ class RichProgressBar(ProgressBar):
 
     def on_validation_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         if trainer.sanity_checking:
-            self._start_evaluation(self.sanity_check_description, getattr(trainer, "num_sanity_val_batches", None))
+            self._start_evaluation(
+                "val_sanity", self.sanity_check_description, getattr(trainer, "num_sanity_val_batches", None)
+            )
         else:
-            self._start_evaluation(self.validation_description, trainer.num_val_batches)
+            self._start_evaluation("val", self.validation_description, trainer.num_val_batches)
             self._before = dict(trainer.callback_metrics)
 
     def on_validation_batch_end(
@@ -289,7 +346,7 @@ class RichProgressBar(ProgressBar):
             self._table("validate", trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._start_evaluation(self.test_description, trainer.num_test_batches)
+        self._start_evaluation("test", self.test_description, trainer.num_test_batches)
         self._before = dict(trainer.callback_metrics)
 
     def on_test_batch_end(
@@ -308,7 +365,7 @@ class RichProgressBar(ProgressBar):
         self._table("test", trainer)
 
     def on_predict_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
-        self._start_evaluation(self.predict_description, getattr(trainer, "num_predict_batches", None))
+        self._start_evaluation("predict", self.predict_description, getattr(trainer, "num_predict_batches", None))
 
     def on_predict_batch_end(
         self,
@@ -346,12 +403,9 @@ class RichProgressBar(ProgressBar):
         self._fitting = False
 
 
-def _total(batches: list[int | float] | int | float | None) -> float | None:
-    """Batches of all loaders together; None (a bar without an end) where that is not known."""
-    if batches is None:
-        return None
-    total = sum(batches) if isinstance(batches, list) else batches
-    return None if math.isinf(total) else total
+def _total(batches: int | float) -> float | None:
+    """So many batches; None (a bar without an end) where that is not known."""
+    return None if math.isinf(batches) else batches
 
 
 def _metrics_text(metrics: Mapping[str, Any], delimiter: str, number: str) -> str:
