@@ -478,6 +478,8 @@ def test_parts_of_a_bar_of_rich(L: Any) -> None:
 
         def _update_metrics(self, trainer: Any, pl_module: Any) -> None:
             calls.add("metrics")
+            if self.train_progress_bar_id is not None:
+                calls.add(f"of {self.train_progress_bar.total}")
             super()._update_metrics(trainer, pl_module)
 
         def get_metrics(self, trainer: Any, pl_module: Any) -> Any:
@@ -495,7 +497,9 @@ def test_parts_of_a_bar_of_rich(L: Any) -> None:
     if L is ours:
         bar._interval = 0.0  # seconds between two draws at least
     fit(L, bar, max_epochs=2, enable_checkpointing=False, enable_progress_bar=True)
-    assert calls == {"progress None None", "add", "validation", "metrics", "stop"}
+    assert calls == {"progress None None", "add", "validation", "metrics", f"of {loader_length()}", "stop"}
+    with pytest.raises(TypeError, match="has no bar of val now"):
+        _ = ours.callbacks.RichProgressBar().val_progress_bar
     shown = screen.getvalue()
     for part in ("<whole run>", "<own 0>", "own 1", "mine", f"{loader_length()}/7"):
         assert part in shown, part

@@ -166,6 +166,22 @@ class RichProgressBar(ProgressBar):
         self.test_progress_bar_id: TaskID | None = None
         self.predict_progress_bar_id: TaskID | None = None
 
+    def _task(self, kind: str) -> Any:
+        """The bar of ``kind`` as rich has it: how far it is, what stands beside it.
+
+        Raises:
+            TypeError: there is none now.
+        """
+        task = getattr(self, f"{kind}_progress_bar_id")
+        if self.progress is None or task is None:
+            raise TypeError(f"{type(self).__name__} has no bar of {kind} now: it is made when that begins.")
+        return next(each for each in self.progress.tasks if each.id == task)
+
+    train_progress_bar: Any = property(lambda self: self._task("train"))
+    val_sanity_check_bar: Any = property(lambda self: self._task("val_sanity"))
+    val_progress_bar: Any = property(lambda self: self._task("val"))
+    test_progress_bar: Any = property(lambda self: self._task("test"))
+
     def _add_task(self, total_batches: int | float, description: str, visible: bool = True) -> TaskID:
         """A new bar of so many batches."""
         assert self.progress is not None
