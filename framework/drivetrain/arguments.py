@@ -31,6 +31,27 @@ _FORMERLY = {
     "weights_summary": "use enable_model_summary",
 }  # arguments that Lightning's Trainer once had
 
+_NUMBERS = (
+    "devices",
+    "num_nodes",
+    "max_epochs",
+    "min_epochs",
+    "max_steps",
+    "min_steps",
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "overfit_batches",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "num_sanity_val_steps",
+    "log_every_n_steps",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "reload_dataloaders_every_n_epochs",
+)  # arguments that are numbers; True and False are 1 and 0 for Lightning
+
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
@@ -57,9 +78,14 @@ def known_arguments(init: Init) -> Init:
         for name in given:
             if name not in names:
                 raise unknown_argument(name, names)
-        init(self, **given)
+        init(self, **(_as_numbers(given) if self.meanings.truths == "numbers" else given))
 
     return checked  # type: ignore[return-value]
+
+
+def _as_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with 1 and 0 for True and False where a number is meant."""
+    return {name: int(v) if name in _NUMBERS and isinstance(v, bool) else v for name, v in given.items()}
 
 
 def _whole(name: str, value: Any, least: int, *, none: bool = True, unlimited: bool = False) -> None:

@@ -49,6 +49,7 @@ class Meanings:
         extra_keys: what becomes of keys of ``configure_optimizers`` that mean nothing: ``"raise"`` or ``"warn"``.
         trials: whether the trial of a rate range test is training only (``"train"``) or has its validations, too
             (``"validate"``).
+        truths: what True and False are where a number is asked for: ``"refused"`` or ``"numbers"`` (1 and 0).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
@@ -89,6 +90,7 @@ class Meanings:
     examples: str = "kept"
     extra_keys: str = "raise"
     trials: str = "train"
+    truths: str = "refused"
     nonfinite: str = "raise"
     keyboard: str = "raise"
     outcomes: Mapping[str, str] = field(default_factory=dict)
@@ -128,6 +130,7 @@ LIGHTNING = Meanings(
     examples="drawn",
     extra_keys="warn",
     trials="validate",
+    truths="numbers",
     nonfinite="warn",
     keyboard="exit",
     outcomes={"completed": "success", "stopped": "success", "interrupted": "failed"},

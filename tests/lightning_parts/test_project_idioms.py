@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import MeanMetric
 
+import drivetrain
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import start_method
@@ -886,3 +887,42 @@ def test_loaders_at_once_with_generators_of_their_own(tmp_path: Path, mode: str,
         return {f"{number}": part for number, part in enumerate(seen)}
 
     assert compare(run)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {name: value}
+        for value, names in (
+            (True, ("check_val_every_n_epoch", "val_check_interval", "log_every_n_steps", "accumulate_grad_batches")),
+            (True, ("limit_val_batches", "max_steps", "min_steps", "devices", "num_nodes", "gradient_clip_val")),
+            (False, ("limit_train_batches", "overfit_batches", "max_epochs", "callbacks", "profiler")),
+            (False, ("num_sanity_val_steps", "reload_dataloaders_every_n_epochs", "gradient_clip_val")),
+        )
+        for name in names
+    ],
+    ids=str,
+)
+def test_true_and_false_are_numbers(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Where a number is meant; and False is none, where objects are."""
+
+    def run(L: Any) -> dict[str, Any]:
+        module, asked = classifier(L), []
+        module.train_dataloader = lambda: asked.append("train") or loader()
+        module.val_dataloader = lambda: asked.append("val") or loader(9)
+        fit = trainer(L, tmp_path, **{"max_epochs": 3, **given})
+        fit.fit(module)
+        return {
+            "asked": asked,
+            "losses": module.losses,
+            "rates": module.rates,
+            "counters": [fit.global_step, fit.current_epoch],
+            "weights": weights(module),
+        }
+
+    compare(run)
+
+
+def test_true_is_no_number_of_drivetrains_own() -> None:
+    with pytest.raises(ConfigurationError, match="max_epochs=True"):
+        drivetrain.Trainer(max_epochs=True)

@@ -167,6 +167,10 @@ class Trainer(drivetrain.trainer.Trainer):
         if isinstance(logger, Iterable) and not isinstance(logger, Logger):
             logger = [as_ours(each, Logger) for each in logger]
         given["logger"] = logger
+        if callbacks is False:  # so projects switch them off in configurations
+            callbacks = given["callbacks"] = None
+        if profiler is False:
+            profiler = given["profiler"] = None
         if callbacks is not None:
             several = callbacks if isinstance(callbacks, Sequence) else [callbacks]
             given["callbacks"] = [as_ours(callback, Callback) for callback in several]
