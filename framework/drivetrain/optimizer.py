@@ -154,7 +154,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 def is_torchs(optimizer: Optimizer) -> bool:
     """Whether ``optimizer`` is of one of torch's own classes, of which it is known what they do."""
-    return type(optimizer).__module__.startswith("torch.optim.")
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def calls_closure_once(optimizer: Optimizer) -> bool:

@@ -188,6 +188,9 @@ find a step size from all of them) would train otherwise than on one process und
 servers, `pipeline`, `fsdp`, `mesh`, `tensor_parallel` and `zero` from stage 1 on: what its first step changed of the
 numbers in its groups and states is compared once, and it is refused where two ranks or servers made something else of
 one number. An optimizer that keeps no such number (a norm over all gradients that it only clips by) is not found out.
+`zero` refuses from stage 1 on what of torch's own looks at rows and columns (`Adafactor`, `Muon`), as its ranks have
+parts of flat tensors. `Muon` computes in bf16 whatever the precision is, so that under `fsdp` and `tensor_parallel`,
+which sum in another order, it agrees with one process to bf16's precision only.
 Parts of `state_dict` that only the optimizer knows (weights kept a second time) are refused under `parameter_server`
 with several servers, `pipeline` and `zero` from stage 1 on; tensors in shards, when `fsdp`, `mesh` or `tensor_parallel`
 save them.

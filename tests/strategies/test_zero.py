@@ -234,6 +234,27 @@ def test_a_batch_of_which_no_rank_has_a_loss_is_left_out(stage: int, more: dict[
     assert max(difference(reference, run).values()) < 1e-6
 
 
+class Shaped(Classifier):
+    """Steps its matrices by what their rows and columns are."""
+
+    kind: Any = torch.optim.Adafactor
+
+    def configure_optimizers(self) -> Any:
+        return self.kind([p for p in self.parameters() if p.ndim == 2], lr=0.01)
+
+
+class Orthogonal(Shaped):
+    kind = torch.optim.Muon
+
+
+@pytest.mark.parametrize(("stage", "devices"), [(1, 2), (3, 2), (1, 1)])
+@pytest.mark.parametrize("made", [Shaped, Orthogonal])
+def test_an_optimizer_that_looks_at_shapes_is_refused(made: type[Shaped], stage: int, devices: int) -> None:
+    said = rf"{made.kind.__name__} makes of a parameter's rows and columns .*stage={stage}.*strategy=ddp"
+    with pytest.raises(ConfigurationError, match=said):
+        train(made, {"name": "zero", "stage": stage}, devices, precision="32-true", max_epochs=1)
+
+
 def test_options_and_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(**options: Any) -> str:
         return " ".join(map(str, conflicts(Plan("zero", ZeroOptions(**options), world_size=2), ZERO)))

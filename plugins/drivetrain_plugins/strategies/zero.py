@@ -22,8 +22,10 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
+from drivetrain.optimizer import is_torchs
 from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain_plugins.parameter_server.pieces import ELEMENTWISE
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.first_step import FirstStep
@@ -123,6 +125,7 @@ class Zero(Strategy):
             )
         if self._stage:
             refuse_own_parts(optimizers[0], f"strategy=zero with stage={self.options.stage}")
+            self._refuse_shapes(optimizers[0])
         names = parameter_names(module)
         self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
         model = _Model(module, self.precision)
@@ -144,6 +147,13 @@ class Zero(Strategy):
         if self._stage >= 2 and self.data.size > 1:
             self._losses = LossOnAll(self.job)
         return optimizers
+
+    def _refuse_shapes(self, optimizer: Optimizer) -> None:
+        if is_torchs(optimizer) and type(optimizer) not in ELEMENTWISE:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} makes of a parameter's rows and columns what it steps by, and"
+                f" strategy=zero with stage={self.options.stage} gives it parts of flat tensors: use strategy=ddp."
+            )
 
     # -- a step -------------------------------------------------------------------------------------------------
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
