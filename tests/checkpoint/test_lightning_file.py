@@ -374,6 +374,57 @@ class Odd:
     """What plain loading must not make."""
 
 
+class Options:
+    """A configuration of a project's own kind: no plain data."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+class Made:
+    """A module without a base, made with a configuration and, perhaps, with something else."""
+
+    def __init__(self, options: Any, extra: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()  # type: ignore[attr-defined]
+        self.net = nn.Linear(options.width, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)  # type: ignore[attr-defined]
+
+
+MADE = {side: type("Made", (Made, library.LightningModule), {}) for side, library in SIDES.items()}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_what_the_user_allowed_is_made(side: str, tmp_path: Path) -> None:
+    """``torch.serialization.safe_globals`` names a class: an object of it comes back without trust in the file."""
+    data = DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 6)), batch_size=2)
+    cls = MADE[side]
+    trainer = SIDES[side].Trainer(**{**QUIET, "max_epochs": 1})
+    trainer.fit(cls(Options(6)), data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with torch.serialization.safe_globals([Options]):
+        module = cls.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert type(module.hparams.options) is Options
+    assert module.hparams.options.width == 6
+    assert torch.equal(module.net.weight, trainer.lightning_module.net.weight)
+    with pytest.raises(Exception, match=r"weights_only"):  # where it is allowed no longer
+        cls.load_from_checkpoint(tmp_path / "a.ckpt")
+
+
+def test_what_the_user_did_not_allow_is_not_made(tmp_path: Path) -> None:
+    path = saved(MADE["drivetrain"](Options(6), Odd()), tmp_path / "a.ckpt")
+    with torch.serialization.safe_globals([Options]), pytest.warns(UserWarning, match="with the defaults of extra"):
+        module = MADE["drivetrain"].load_from_checkpoint(path)
+    assert (module.hparams.options.width, module.hparams.extra) == (6, None)
+    with torch.serialization.safe_globals([Odd]), pytest.raises(CheckpointError, match="needs options, which"):
+        MADE["drivetrain"].load_from_checkpoint(path)
+
+
 def test_trust_is_asked_for(files: Path, tmp_path: Path) -> None:
     content = torch.load(files / "lightning" / "end.ckpt", weights_only=True)
     path = single.write({**content, "odd": Odd()}, tmp_path / "odd.ckpt")

@@ -53,8 +53,9 @@ def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[s
 def read_hyperparameters(
     plain: Mapping[str, Any], rest: Mapping[str, Any], weights_only: bool | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The values, and the names of those that are only made where the file is trusted. A plain
-    value that someone changed in the file is what counts."""
+    """The values, and the names of those that are not made here: they hold an object that is neither of a trusted file
+    nor of a class that ``torch.serialization.add_safe_globals`` names. A plain value that someone changed in the file
+    is what counts."""
     values = dict(plain)
     for name, safe in rest.get("exact", {}).items():
         if name not in plain:
@@ -63,13 +64,17 @@ def read_hyperparameters(
         if _alike(_untagged(safe), plain[name]) or (isinstance(plain[name], str) and str(value) == plain[name]):
             values[name] = value
     objects = rest.get("objects", {})
-    if not trusted(weights_only):
-        return values, sorted(objects.keys() - values.keys())
+    trust = trusted(weights_only)
     for name, data in objects.items():
-        value = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)
+        try:  # without trust, what torch makes of any file, and what the user allowed with add_safe_globals
+            value = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=not trust)
+        except pickle.UnpicklingError:
+            if trust:
+                raise
+            continue
         if name not in plain or _alike(_untagged(to_safe(value)), plain[name]):
             values[name] = value
-    return values, []
+    return values, sorted(objects.keys() - values.keys())
 
 
 _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, RuntimeError)
