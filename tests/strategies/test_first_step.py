@@ -175,6 +175,47 @@ def test_groups_that_a_rank_has_alone(strategy: Any, devices: int) -> None:
     assert max(found.values()) < 1e-10
 
 
+class Momentum(torch.optim.Optimizer):
+    """An optimizer of one's own that keeps a tensor of each parameter's shape."""
+
+    def __init__(self, params: Any, lr: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    kept = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    p.sub_(kept.mul_(group["momentum"]).add_(p.grad), alpha=group["lr"])
+        return loss
+
+
+class TwoWeights(TrainModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = seeded(lambda: nn.Linear(2, 1, bias=False))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0][:, :2]).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return Momentum(self.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_states_of_a_part_that_is_one_weight(stage: int) -> None:
+    def fit(strategy: Any, devices: int) -> Any:
+        return train(TwoWeights, strategy, devices, data=loader(24, 8), max_epochs=1, precision="32-true")
+
+    found = difference(fit({"name": "zero", "stage": stage}, 2), fit("single", 1))
+    assert max(found.values()) < 1e-6
+
+
 class Counts(Communicator):
     """Two ranks that say the same."""
 

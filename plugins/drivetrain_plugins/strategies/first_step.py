@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -77,18 +78,19 @@ def numbers(optimizer: Optimizer, names: Mapping[int, str], *, of_all: bool = Fa
         if not isinstance(key, Tensor):
             _collect(f"state[{key!r}]", value, found)
         elif id(key) in names:
-            _collect(f"state[{names[id(key)]}]", value, found)
+            _collect(f"state[{names[id(key)]}]", value, found, key.shape)
     return found
 
 
-def _collect(place: str, value: Any, found: dict[str, str]) -> None:
+def _collect(place: str, value: Any, found: dict[str, str], weights: torch.Size | None = None) -> None:
+    """``weights``: the shape of the parameter's, for a part of a single weight has states of one element."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _collect(f"{place}[{key!r}]", item, found)
+            _collect(f"{place}[{key!r}]", item, found, weights)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _collect(f"{place}[{index}]", item, found)
-    else:
+            _collect(f"{place}[{index}]", item, found, weights)
+    elif not (isinstance(value, Tensor) and value.shape == weights):
         text = _number(value)
         if text is not None:
             found[place] = text
