@@ -563,3 +563,44 @@ def test_with_several_workers(tmp_path: Path) -> None:
     written = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert written.pop("none 0") == "the list has no batch on this rank, but 1 on others: give it one."
     assert written == {"only 0": "", "length 0": "3", "length 1": "2"}
+
+
+# -- names of before Lightning 2.1 --------------------------------------------------------------------------------
+OLD_PRECISIONS = [
+    ("amp", "MixedPrecisionPlugin", "MixedPrecision", ("bf16-mixed", "cpu")),
+    ("half", "HalfPrecisionPlugin", "HalfPrecision", ("bf16-true",)),
+    ("double", "DoublePrecisionPlugin", "DoublePrecision", ()),
+    ("precision", "PrecisionPlugin", "Precision", ()),
+]
+
+
+@pytest.mark.parametrize(("module", "old", "new", "given"), OLD_PRECISIONS)
+def test_old_names_of_precisions_are_found_wherever_lightning_finds_them(
+    module: str, old: str, new: str, given: tuple[str, ...]
+) -> None:
+    for path in ("plugins", "plugins.precision", f"plugins.precision.{module}"):
+        theirs, mine = both(f"{path}.{old}")
+        assert mine is here(f"plugins.{new}")
+        if given:
+            assert mine(*given).name == theirs(*given).precision
+    assert here("plugins.precision.precision_plugin.PrecisionPlugin") is here("plugins.Precision")
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        "BitsandbytesPrecisionPlugin",
+        "DeepSpeedPrecisionPlugin",
+        "FSDPMixedPrecisionPlugin",
+        "FSDPPrecisionPlugin",
+        "TPUBf16PrecisionPlugin",
+        "TPUPrecisionPlugin",
+        "TransformerEnginePrecisionPlugin",
+        "XLABf16PrecisionPlugin",
+        "XLAPrecisionPlugin",
+    ],
+)
+def test_old_names_of_precisions_not_offered_say_the_way_out(old: str) -> None:
+    assert hasattr(lightning.pytorch.plugins, old)
+    with pytest.raises(ImportError, match="is not offered: "):
+        exec(f"from drivetrain.lightning.plugins.precision import {old}")

@@ -33,7 +33,7 @@ _BELOW = {
     "strategies": "ddp deepspeed fsdp model_parallel parallel single_device single_xla strategy xla",
     "plugins": "io io.async_plugin io.checkpoint_plugin io.torch_plugin io.wrapper io.xla_plugin layer_sync precision"
     " precision.amp precision.bitsandbytes precision.deepspeed precision.double precision.fsdp precision.half"
-    " precision.precision precision.transformer_engine precision.xla environments",
+    " precision.precision precision.precision_plugin precision.transformer_engine precision.xla environments",
     "accelerators": "accelerator cpu cuda mps xla",
     "demos": "boring_classes lstm mnist_datamodule transformer",
     "tuner": "batch_size_scaling lr_finder tuning",

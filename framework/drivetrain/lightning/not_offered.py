@@ -94,17 +94,26 @@ NAMES = {
     "loops": {"RestartStage": f"{_INSIDE}: where a resumed run goes on is in its checkpoint"},
     "overrides": {"prepare_for_backward": "manual_backward does what it is for"},
     "plugins": {
-        "BitsandbytesPrecision": "quantise the layers in configure_model",
-        "DeepSpeedPrecision": "set precision, strategy=deepspeed takes it",
-        "FSDPPrecision": "set precision, strategy=fsdp takes it",
+        # The names that end in "Plugin" are those of before Lightning 2.1.
+        **dict.fromkeys(
+            ("BitsandbytesPrecision", "BitsandbytesPrecisionPlugin"), "quantise the layers in configure_model"
+        ),
+        **dict.fromkeys(
+            ("DeepSpeedPrecision", "DeepSpeedPrecisionPlugin"), "set precision, strategy=deepspeed takes it"
+        ),
+        **dict.fromkeys(
+            ("FSDPPrecision", "FSDPPrecisionPlugin", "FSDPMixedPrecisionPlugin"),
+            "set precision, strategy=fsdp takes it",
+        ),
         "LSFEnvironment": "start the script with mpirun or torchrun, which are recognised by themselves",
         "XLAEnvironment": _TPU,
         "LayerSync": "use sync_batchnorm=True",
         "LightningDoublePrecisionModule": "precision='64-true' converts the module itself",
         "TorchSyncBatchNorm": "use sync_batchnorm=True",
-        "TransformerEnginePrecision": "use precision=bf16-mixed",
+        **dict.fromkeys(("TransformerEnginePrecision", "TransformerEnginePrecisionPlugin"), "use precision=bf16-mixed"),
         "XLACheckpointIO": _TPU,
-        "XLAPrecision": _TPU,
+        **dict.fromkeys(("XLAPrecision", "XLAPrecisionPlugin", "TPUPrecisionPlugin"), _TPU),
+        **dict.fromkeys(("TPUBf16PrecisionPlugin", "XLABf16PrecisionPlugin"), _TPU),
     },
     "profilers": {
         "RegisterRecordFunction": "PyTorchProfiler(record_module_names=True) names the modules",

@@ -48,6 +48,11 @@ def DoublePrecision() -> Precision:
     return _named("double", "64-true")
 
 
+# The names that they had until Lightning 2.1, which it still finds.
+MixedPrecisionPlugin, HalfPrecisionPlugin, DoublePrecisionPlugin = MixedPrecision, HalfPrecision, DoublePrecision
+PrecisionPlugin = Precision
+
+
 def environment_of(plugins: Any) -> ClusterEnvironment:
     """The environment that ``plugins`` hold, or the one that this process finds itself in."""
     given = list(plugins) if isinstance(plugins, Sequence) else [plugins]
