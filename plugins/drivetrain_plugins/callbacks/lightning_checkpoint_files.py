@@ -175,7 +175,8 @@ def _default_folder(trainer: Trainer) -> str:
     if logger is None or (save_dir is None and logger.version is None):
         return os.path.join(trainer.log_dir or trainer.default_root_dir, "checkpoints")
     version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-    return os.path.join(save_dir or trainer.default_root_dir, str(logger.name), version, "checkpoints")
+    root = trainer.default_root_dir if save_dir is None else save_dir  # "" is the folder that the script runs in
+    return os.path.join(root, str(logger.name), version, "checkpoints")
 
 
 def _filled(folder: str) -> bool:
