@@ -155,6 +155,43 @@ def test_a_group_of_cut_and_whole_parameters() -> None:
         fit("tensor_parallel", 2, OfGroups)
 
 
+class Warms(Looking):
+    """Counts in each group that has gradients, as a number or in place, and warms up by it."""
+
+    kept: Any = 0
+
+    def before(self) -> None:
+        for group in self.param_groups:
+            if self.sizes(group):
+                group["k"] = group.get("k", self.kept) + 1
+                group["n"] += 1
+                group["lr"] = 0.02 * min(max(float(group["k"]), float(group["n"])), 5.0)
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+        for group in self.param_groups:
+            group["n"] = torch.zeros(())
+
+
+class WholeFrozen(Net):
+    """What is not cut, or what is, has no gradients."""
+
+    def __init__(self, kind: type[torch.optim.SGD], frozen: str) -> None:
+        super().__init__(kind)
+        for name, parameter in self.named_parameters():
+            if frozen == ("cut" if name in ("net.0.weight", "net.0.bias", "net.2.weight") else "whole"):
+                parameter.requires_grad_(False)
+
+
+@pytest.mark.parametrize("frozen", ["none", "whole", "cut"])
+def test_counts_of_a_group_of_cut_and_whole_parameters(frozen: str) -> None:
+    def fit(strategy: Any, devices: int) -> Any:
+        options: dict[str, Any] = {"max_epochs": 2, "precision": "64-true"}
+        return train(lambda: WholeFrozen(Warms, frozen), strategy, devices, data=loader(24, 8), **options)
+
+    assert max(difference(fit("tensor_parallel", 2), fit("single", 1)).values()) < 1e-10
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel", {"name": "zero", "stage": 1}])
 def test_what_is_of_a_parameter_is_refused_where_several_have_parts_of_it(strategy: Any) -> None:
     with pytest.raises(WorkerError, match=r"OfEach keeps something beside .*'size'"):

@@ -224,26 +224,46 @@ def _uniform_groups(optimizer: Optimizer) -> Iterator[None]:
         for p in group["params"]:
             kinds.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
         parts.append([{**group, "params": params} for params in kinds.values()] or [group])
+    own = is_torchs(optimizer)
+    for _, *others in () if own else parts:  # what a step counts in place would be counted once for each
+        for one in others:
+            one.update({key: value.clone() for key, value in one.items() if isinstance(value, Tensor)})
+    before = [] if own else [[_marks(one) for one in group] for group in parts]
     optimizer.param_groups = [part for group in parts for part in group]
     try:
         yield
-        if not is_torchs(optimizer):
-            _refuse_halves(type(optimizer).__name__, parts)
+        for index, marks in enumerate(before):
+            _join(type(optimizer).__name__, index, parts[index], marks)
     finally:
         for group, pieces in zip(whole, parts, strict=True):
             group.update({key: value for key, value in pieces[0].items() if key != "params"})
         optimizer.param_groups = whole
 
 
-def _refuse_halves(kind: str, parts: list[list[dict[str, Any]]]) -> None:
-    for index, (first, *others) in enumerate(parts):
-        for key, value in first.items():
-            unlike = [
-                one[key] for one in others if isinstance(value, (int, float)) and repr(one.get(key)) != repr(value)
-            ]
-            if unlike:
+def _marks(group: dict[str, Any]) -> dict[str, Any]:
+    """By which it shows that a step changed something in ``group``; a tensor's count of changes, as reading waits."""
+    return {
+        key: (id(value), value._version) if isinstance(value, Tensor) else repr(value)
+        for key, value in group.items()
+        if isinstance(value, (int, float, Tensor))
+    }
+
+
+def _join(kind: str, index: int, parts: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
+    """Bring into the first part of a group what the step changed in the others: it leaves alone what has no gradients.
+
+    Raises:
+        TrainingError: two parts changed the same number to something else.
+    """
+    first: dict[str, Any] = {}
+    for part, marks in zip(parts, before, strict=True):
+        for key in [key for key, mark in _marks(part).items() if marks.get(key) != mark]:
+            value = part[key]
+            known = first.setdefault(key, value)
+            if not isinstance(value, Tensor) and repr(known) != repr(value):
                 raise TrainingError(
-                    f"{kind} makes one number of all parameters of a group (param_groups[{index}][{key!r}] is {value}"
-                    f" for those that are cut, or not, and {unlike[0]} for the others), and here these are stepped one"
+                    f"{kind} makes one number of all parameters of a group (param_groups[{index}][{key!r}] is {known}"
+                    f" for those that are cut, or not, and {value} for the others), and here these are stepped one"
                     " kind after the other: use strategy=ddp."
                 )
+    parts[0].update(first)
