@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -155,6 +156,23 @@ def needs_closure(optimizer: Optimizer) -> bool:
 def is_torchs(optimizer: Optimizer) -> bool:
     """Whether ``optimizer`` is of one of torch's own classes, of which it is known what they do."""
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
+# Which treat every element of a parameter by itself. Known by their very class: what derives from them may step in
+# another way.
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.ASGD,
+    optim.Rprop,
+)
 
 
 def calls_closure_once(optimizer: Optimizer) -> bool:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import Optimizer
 
-from drivetrain_plugins.parameter_server.pieces import ELEMENTWISE, Piece, cut, divide, joined
+from drivetrain.optimizer import ELEMENTWISE
+from drivetrain_plugins.parameter_server.pieces import Piece, cut, divide, joined
 from drivetrain_plugins.parameter_server.share import share_of
 
 SGD = torch.optim.SGD([torch.zeros(1)], lr=0.1)

@@ -12,23 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 from torch.optim import Optimizer
 
-# Known by their very class: what derives from them may step in another way.
-ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.ASGD,
-    optim.Rprop,
-)
+from drivetrain.optimizer import ELEMENTWISE
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
-from drivetrain.optimizer import is_torchs
+from drivetrain.optimizer import ELEMENTWISE, is_torchs
 from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
-from drivetrain_plugins.parameter_server.pieces import ELEMENTWISE
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.first_step import FirstStep
