@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 
 from drivetrain import TrainModule
 from drivetrain.agreement import Agreement
+from drivetrain.announcements import Announcements
 from drivetrain.errors import WorkerError
-from tests.runs import Classifier, Outcome, dataset, difference, seeded, train
+from tests.runs import Classifier, Gan, Outcome, dataset, difference, loader, seeded, train
 from tests.strategies.gpt import TinyGPT, token_loader
 
 BEFORE, AFTER, NAN = "before", "after", "nan"
@@ -131,7 +132,17 @@ def asks(*rest: Any) -> None:
 
 def test_where_all_ranks_have_a_loss_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Agreement, "ask", asks)
+    monkeypatch.setattr(Announcements, "ask", asks)
     train(TinyGPT, "fsdp", 2, data=token_loader(), max_epochs=1)
+
+
+def tells(*rest: Any) -> None:
+    raise AssertionError("a rank tells the others")
+
+
+def test_of_passes_that_a_module_makes_itself_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Announcements, "tell", tells)
+    train(Gan, "fsdp", 2, data=loader(), max_epochs=1)
 
 
 def weights(a: Outcome, b: Outcome) -> float:

@@ -49,8 +49,9 @@ class LossOnAll:
         self._told.tell(self._steps, _FORWARD)
 
     def backward(self) -> None:
-        """It goes backward."""
-        self._told.tell(self._steps, _BACKWARD)
+        """It goes backward. A pass that a module makes itself is in no step, and nobody asks about it."""
+        if self._steps:
+            self._told.tell(self._steps, _BACKWARD)
 
     def over(self, weighted: bool, through: str) -> None:
         """It has gone backward from a loss, with a weight of its own or not, through what ``through`` names."""
