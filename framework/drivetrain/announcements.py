@@ -1,9 +1,9 @@
 """Where each rank is in a run and what it last said of a step, left in the job's store for those that want to know.
 
-For what only some ranks ask while the others go straight on. Those cannot be relied on to answer: with NCCL the main
-thread of a rank that runs ahead can stand in a launch that holds the interpreter, so that no other thread of it runs,
-until the rank that asks takes part in what comes next. So nobody answers. Every rank writes as it goes, which is one
-message that waits for nobody, and a rank that asks reads.
+For what only some ranks ask while the others go straight on. Those need not be able to answer: a rank that runs ahead
+on a GPU may be steps further, and whatever holds its interpreter until the rank that asks takes part in what comes next
+keeps its other threads from running. So nobody answers. Every rank writes as it goes, which is one message that waits
+for nobody, and a rank that asks reads.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_what_a_rank_said_of_a_step_long_past() -> None:
 
 
 def test_a_rank_that_holds_its_interpreter_is_heard() -> None:
-    """As one does that waits within a launch until the rank that asks takes part in what comes next."""
+    """As an extension does that waits without letting go of it."""
 
     def work(rank: int, world_size: int) -> tuple[Heard, float]:
         made = Announcements("test", rank, range(world_size), SOON)

@@ -51,7 +51,7 @@ class Check:
 
 
 class Deep(test_skipped_batches.SkippingGPT):
-    """Whose passes are of more launches than a stream has room for."""
+    """Whose passes are long."""
 
     def __init__(self) -> None:
         super().__init__()
