@@ -57,8 +57,11 @@ def test_a_pool_of_threads_is_seen(run_alone: Callable[..., Any]) -> None:
     assert run_alone(compute) == ["fork", "forkserver", "this process has computed with several threads"]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("jemalloc_bg_thd", None), ("some pool", "has 1 threads of libraries")])
-def test_a_thread_of_the_allocator_does_not_keep_workers_from_being_forked(
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("jemalloc_bg_thd", None), ("cuda0000340000e", None), ("some pool", "has 1 threads of libraries")],
+)
+def test_a_thread_that_a_fork_does_without_does_not_keep_workers_from_being_forked(
     name: str, reason: str | None, run_alone: Callable[..., Any]
 ) -> None:
     def compute() -> list[Any]:

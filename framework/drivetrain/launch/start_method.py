@@ -24,9 +24,10 @@ OPENBLAS_COUNT = (
     "scipy_openblas_get_num_threads",
     "openblas_get_num_threads",
 )
-# Threads by the name they give themselves that a fork does without: jemalloc, which comes with pyarrow and so with
-# pandas, holds its locks across a fork and frees memory in the child by itself.
-HARMLESS = {"jemalloc_bg_thd"}
+# Threads by the name they give themselves that a fork does without. jemalloc, which comes with pyarrow and so with
+# pandas, holds its locks across a fork and frees memory in the child by itself. CUDA's driver keeps a thread even where
+# it may see no GPU (CUDA_VISIBLE_DEVICES=""); one that sees some has opened them, which is looked at before that.
+HARMLESS = re.compile(r"jemalloc_bg_thd|cuda[0-9a-f]+")
 SETTLE = 0.1  # seconds: an OpenMP thread spins that long at most before it sleeps where it can be recognised
 
 
@@ -113,7 +114,7 @@ def _places_of_native_threads(libraries: list[tuple[int, int, str]]) -> list[str
         if int(task.name) in python:
             continue
         try:
-            if (task / "comm").read_text().strip() in HARMLESS:
+            if HARMLESS.fullmatch((task / "comm").read_text().strip()):
                 continue
             fields = (task / "syscall").read_text().split()
         except (FileNotFoundError, ProcessLookupError):
