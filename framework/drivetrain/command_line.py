@@ -43,7 +43,10 @@ class Parser(argparse.ArgumentParser):
 
 def positive(text: str) -> int:
     """A whole number of at least one, as the ``type`` of an argument."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value

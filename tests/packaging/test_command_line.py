@@ -24,7 +24,7 @@ from drivetrain.errors import ConfigurationError
             "error: python -m drivetrain support has no option '--jsno': did you mean ",
         ),
         (["bench", "gpt", "--steps", "0"], "error: argument --steps: 0 is less than 1: see "),
-        (["bench", "gpt", "--devices", "1,x"], "error: argument --devices: invalid _list value: '1,x': see "),
+        (["bench", "gpt", "--devices", "1,x"], "error: argument --devices: 'x' is no whole number: see "),
         (["support", "--only", "ddp"], "error: --only chooses what --train trains: give both\n"),
         (["doctor", "now"], "error: drivetrain doctor has no use for 'now': see drivetrain doctor --help\n"),
         (["bench", "comm", "--plot", "a.txt"], "error: --plot a.txt is no image: name a file that ends in "),

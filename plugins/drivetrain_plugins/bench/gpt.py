@@ -68,7 +68,7 @@ CONTESTS = (
 )
 
 
-def _list(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     return [positive(number) for number in text.split(",")]
 
 
@@ -84,7 +84,7 @@ def parser() -> Parser:
         help="rows or kinds of them, with commas between (default: all)",
     )
     made.add_argument(
-        "--devices", type=_list, default="1,2", help="numbers of processes, with commas between (default: 1,2)"
+        "--devices", type=_numbers, default="1,2", help="numbers of processes, with commas between (default: 1,2)"
     )
     made.add_argument("--size", choices=sorted(SIZES), default="tiny", help="model (gpt2: 124 million parameters)")
     made.add_argument("--steps", type=positive, default=20, help="timed optimizer steps of a turn (default: 20)")
@@ -163,7 +163,8 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
         row: dict[str, Any] = {"strategy": contest.strategy, "devices": devices}
         found: dict[str, list[float]] = {"ours": [], "theirs": [], "losses": []}
         sides = ("ours",) if scale is not None else ("ours", "theirs") * arguments.turns
-        for side in sides:  # each in processes of its own: some engines keep the groups of the first job for good
+        # Each in processes of its own: some engines keep the groups of the first job for good.
+        for turn, side in enumerate(sides, 1):
             try:
                 launch(
                     contend,
@@ -180,5 +181,9 @@ def _job(contest: Contest, devices: int, arguments: argparse.Namespace, scale: i
             found["ours"] += result["ours"]
             found["theirs"] += result["theirs"]
             found["losses"] = result["losses"] or found["losses"]
+            if scale is None:  # said at once: a row takes minutes and may be stopped
+                words = {"ours": "ours", "theirs": "by hand"}[side]
+                speeds = ", ".join(f"{speed:,.0f}" for speed in result[side])
+                print(f"{contest.strategy}, turn {turn} of {len(sides)}: {words} {speeds}", file=sys.stderr, flush=True)
         ours, theirs = (statistics.median(found[side]) if found[side] else float("nan") for side in ("ours", "theirs"))
         return {**row, "tokens_per_second": ours, "by_hand": theirs, "losses": found["losses"], **found}

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status. ``argv`` is what follows the command's name."""
     known = [NATIVE, *names()]
-    parser = Parser(prog="drivetrain.bench hosts", description=__doc__)
+    parser = Parser(prog="python -m drivetrain.bench hosts", description=__doc__)
     parser.add_argument("--megabytes", type=float, default=25.0, help="size of the tensor, in 10^6 bytes (25)")
     parser.add_argument("--megabits", type=float, default=200.0, help="rate of the link, in 10^6 bits a second (200)")
     parser.add_argument("--ranks", type=int, default=2, help="ranks on each host (2)")

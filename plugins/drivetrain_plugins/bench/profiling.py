@@ -17,7 +17,7 @@ from drivetrain.command_line import Parser
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status. ``argv`` is what follows the command's name."""
-    parser = Parser(prog="drivetrain.bench profiling", description=__doc__)
+    parser = Parser(prog="python -m drivetrain.bench profiling", description=__doc__)
     parser.add_argument("--operations", type=int, default=32, help="operations in a step (32)")
     parser.add_argument("--marks", type=int, default=8, help="marks of a phase in a step (8)")
     parser.add_argument(

@@ -29,7 +29,7 @@ Row = dict[str, float]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status. ``argv`` is what follows the command's name."""
-    parser = Parser(prog="drivetrain.bench ring", description=__doc__)
+    parser = Parser(prog="python -m drivetrain.bench ring", description=__doc__)
     parser.add_argument("--sizes", type=_numbers(float), default=[1, 10, 25, 100], help="MB (10^6 bytes): 1,10,25,100")
     parser.add_argument("--ranks", type=_numbers(int), default=[2, 4], help="numbers of ranks: 2,4")
     parser.add_argument("--repeats", type=int, default=11, help="timed pairs per size; the median counts (11)")
