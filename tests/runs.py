@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,13 +140,14 @@ def train(
     data: Any = None,
     validation: Any = None,
     precision: str = "64-true",
+    resume: Path | None = None,
     **options: Any,
 ) -> Outcome:
-    """Fit a new module and return what came of it."""
+    """Fit a new module, or go on from a checkpoint, and return what came of it."""
     settings = {**QUIET, "max_epochs": 2, "num_sanity_val_steps": 0, "seed": 3, **options}
     trainer = Trainer(strategy=strategy, devices=devices, precision=precision, **settings)
     module = make()
-    trainer.fit(module, data if data is not None else loader(), validation)
+    trainer.fit(module, data if data is not None else loader(), validation, ckpt_path=resume)
     weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return Outcome(list(trainer.loss_curve), weights, metrics, trainer.global_step, trainer, module)

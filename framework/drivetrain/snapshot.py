@@ -1,7 +1,8 @@
 """What a checkpoint of a run holds, and how a run goes on from it.
 
 ``shared`` is the same on all ranks and portable between strategies and world sizes; its keys are those of Lightning's
-checkpoint dictionary where there is one. ``own`` belongs to one rank and is used on the same world size only.
+checkpoint dictionary where there is one. ``own`` belongs to one rank and is used on the same world size only; on
+another, the strategy may take from the first rank's what is alike on all.
 """
 
 from __future__ import annotations
@@ -280,6 +281,8 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
     _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
+    if loaded.first:
+        trainer.strategy.load_first_state(loaded.first.get("strategy", {}))
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         metric_states.load(module, loaded.own["torchmetrics"])

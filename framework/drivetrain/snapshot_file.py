@@ -120,12 +120,14 @@ def read(source: CheckpointIO, path: Path, rank: int, world_size: int, weights_o
     content = _of_weights(source.load_checkpoint(path, map_location="cpu", weights_only=weights_only), path)
     ours = content.get(layout.OURS)
     meta: dict[str, Any] = {"layout": "file", "epoch": content.get("epoch"), "global_step": content.get("global_step")}
-    own = None
+    own = first = None
     if isinstance(ours, dict) and "own" in ours:
         meta["world_size"] = ours["world_size"]
         if ours["world_size"] == world_size:
             own = layout.unpack(ours["own"][rank])
-    return Loaded(content, own, meta)
+        elif ours["own"]:
+            first = layout.unpack(ours["own"][0])
+    return Loaded(content, own, meta, first)
 
 
 def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:

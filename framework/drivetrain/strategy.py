@@ -355,11 +355,16 @@ class Strategy(StrategyView):
             self.precision.load_state_dict(state["precision"])
 
     def own_state(self) -> dict[str, Any]:
-        """What belongs to this rank alone (error feedback, clocks); lost when the world size changes."""
+        """What belongs to this rank alone (error feedback, clocks), as plain data and tensors; lost when the world
+        size changes, but for :meth:`load_first_state`."""
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`own_state` gave on the same rank."""
+        """Restore what :meth:`own_state` gave on the same rank. It may be of another strategy, or of an older
+        version."""
+
+    def load_first_state(self, state: dict[str, Any]) -> None:
+        """Called instead where the world size has changed, with the first rank's: take what is alike on all ranks."""
 
     def traffic(self) -> dict[str, int]:
         """Bytes and messages of the gradients: ``bytes_sent``, ``bytes_dense`` (uncompressed), ``messages``."""

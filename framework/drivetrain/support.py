@@ -170,13 +170,14 @@ with `shard` above 1 and `zero` with `stage=2` it does that part with zeros, whe
 or after, also where what it computed is not finite: it goes through the same blocks in the same order as in its last
 step with a loss, without running the module's code, so that it draws nothing and its buffers stay. The result is that
 of `ddp`. Every rank writes in the job's store how far it is, up to three short messages a pass that it does not wait
-for; a rank without a loss waits until the others have come to the end of theirs. The job ends instead, with a sentence
-that says so, where the rank had no step with a loss since its process began, or went on from a checkpoint (with
-`reduce_every_micro_batch=false`: no window), where the others' pass went through other blocks (where these differ in
-size a collective may fail first, or wait for its time-out), where blocks are called within checkpoints with
-`use_reentrant=True`, with `narrow_gather` under `bf16-mixed`, where only some ranks of a tensor group return `None`,
-and under `zero` with `stage=3`. There `return loss * 0.0` takes part, where the loss is a number. A batch that no rank
-has a loss of is left out, as everywhere.
+for; a rank without a loss waits until the others have come to the end of theirs. What a rank has to go through is kept
+in checkpoints, for any number of ranks. The job ends instead, with a sentence that says so, where the rank had no step
+with a loss yet (with `reduce_every_micro_batch=false`: no window), also none before a checkpoint that it went on from
+under the same strategy, on several ranks and with the same parts of the module, where the others' pass went through
+other blocks (where these differ in size a collective may fail first, or wait for its time-out), where blocks are called
+within checkpoints with `use_reentrant=True`, with `narrow_gather` under `bf16-mixed`, where only some ranks of a tensor
+group return `None`, and under `zero` with `stage=3`. There `return loss * 0.0` takes part, where the loss is a number.
+A batch that no rank has a loss of is left out, as everywhere.
 
 Likewise a loss that leaves out parameters which other ranks use, as experts do that only some samples go to, ends the
 job under `fsdp`, `mesh` with `shard` and `zero` from stage 1 on; `strategy=ddp strategy.find_unused_parameters=true`

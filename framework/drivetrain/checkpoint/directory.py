@@ -42,6 +42,7 @@ class Loaded:
         shared: the state that all workers share, nested as it was saved.
         own: this worker's own part; None when the checkpoint is of another world size, or holds weights only. What is
             then lost (random generators, residuals) starts anew.
+        first: the first worker's own part, where the checkpoint is of another world size and has one.
         meta: the manifest without its list of files: ``kind`` (``"training"`` or ``"weights"``), ``epoch``,
             ``global_step``, ``world_size``, ``strategy``, ``time`` and what else was given to ``save``.
     """
@@ -49,6 +50,7 @@ class Loaded:
     shared: dict[str, Any]
     own: dict[str, Any] | None
     meta: dict[str, Any]
+    first: dict[str, Any] | None = None
 
 
 def save(
@@ -246,10 +248,10 @@ def _load(
     values: dict[str, Any] = dict(tensors.read(folder / tensors.FOLDER, targets, allowed=allowed))
     shared = from_safe(plain, tensor=lambda placeholder: values[placeholder["name"]])
 
-    own = None
-    if content["world_size"] == world_size and _own_file(rank) in files:
-        own = from_safe(_load_plain(folder, _own_file(rank)))
-    return Loaded(shared, own, content)
+    same = content["world_size"] == world_size
+    file = _own_file(rank if same else 0)
+    found = from_safe(_load_plain(folder, file)) if file in files else None
+    return Loaded(shared, found if same else None, content, None if same else found)
 
 
 def outline(path: str | Path) -> dict[str, Any]:

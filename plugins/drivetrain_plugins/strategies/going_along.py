@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
@@ -49,6 +50,28 @@ class Call:
         """What must be the same on all ranks for their passes to meet."""
         return self.part, self.enters, self.enabled, self.leaves, tuple(one.form() for one in self.inner)
 
+    def state(self, names: Sequence[str]) -> list[Any]:
+        """This call and those within it as plain data, with the part by its name."""
+        inner = [one.state(names) for one in self.inner]
+        return [names[self.part], self.enters, self.enabled, self.leaves, self.passes, self.went_back, inner]
+
+    @classmethod
+    def of(cls, state: Any, numbers: Mapping[str, int]) -> Call:
+        """The inverse of :meth:`state`.
+
+        Raises:
+            ValueError: ``state`` is none that it gives, or of a part that is not in ``numbers``.
+        """
+        match state:
+            case [str(name), bool(enters), bool(enabled), bool(leaves), bool(passes), bool(back), list(inner)]:
+                if name not in numbers:
+                    raise ValueError(name)
+                call = cls(numbers[name], enters, enabled)
+                call.leaves, call.passes, call.went_back = leaves, passes, back
+                call.inner = [cls.of(one, numbers) for one in inner]
+                return call
+        raise ValueError(state)
+
 
 class GoingAlong:
     """Notes what the passes of ``module``, held in shards by FSDP2, go through, and goes through it again without a
@@ -58,6 +81,10 @@ class GoingAlong:
         parts: those of ``module`` that gather their weights by themselves; ``module`` itself is left out.
         device: where passes are made.
         begins: called when the first part of a step is about to gather its weights.
+
+    Attributes:
+        parts: those that have parameters of their own; their numbers are their places here.
+        layout: names which parts there are and what parameters are each one's, in a few letters.
     """
 
     def __init__(
@@ -75,6 +102,11 @@ class GoingAlong:
         own = [(part, _own_parameters(part, names)) for part in parts if part is not module]
         self.parts = [part for part, held in own if held]  # with none of its own it gathers nothing
         self._own = [*(held for _, held in own if held), _own_parameters(module, names)]
+        self._parameter_names = frozenset(names.values())
+        called = {id(one): name for name, one in module.named_modules()}
+        self._names = [called[id(part)] for part in self.parts]
+        held = [sorted(known for *_, known in own) for own in self._own]
+        self.layout = hashlib.sha256(json.dumps([self._names, held]).encode()).hexdigest()[:16]
         self._hooks: list[RemovableHandle] = []
         for number, part in enumerate(self.parts):
             self._hooks += [
@@ -134,6 +166,29 @@ class GoingAlong:
             self._through_last = through
             self._told = hashlib.sha256(repr(through).encode()).hexdigest()[:16]
         return self._told
+
+    # -- from one process to the next ----------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """What the last step with a loss went through, as plain data; nothing where that is not known."""
+        if self._known is None or not self._used:
+            return {}
+        calls = [call.state(self._names) for call in self._known]
+        return {"layout": self.layout, "calls": calls, "used": sorted(self._used)}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Know what :meth:`state_dict` gave on any rank, also in another process. Nothing is known after it where that
+        was of a module with other parts or parameters, or is something else altogether."""
+        self._known, self._used = None, frozenset()
+        match state:
+            case {"layout": self.layout, "calls": list(calls), "used": list(used)}:
+                if not all(isinstance(name, str) and name in self._parameter_names for name in used):
+                    return
+                numbers = {name: number for number, name in enumerate(self._names)}
+                try:
+                    self._known = [Call.of(call, numbers) for call in calls]
+                except ValueError:
+                    return
+                self._used = frozenset(used)
 
     def _about_to_gather(self, part: nn.Module, args: Any) -> None:
         if self._forward and not self._calls:

@@ -54,6 +54,15 @@ class Lockstep:
         if self._along is not None:
             self._along.close()
 
+    def own_state(self) -> dict[str, Any]:
+        """What this rank knows of its last step with a loss, as a strategy's own state."""
+        known = None if self._along is None else self._along.state_dict()
+        return {"passes": known} if known else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        if self._along is not None and "passes" in state:
+            self._along.load_state_dict(state["passes"])
+
     def step(self) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a micro-batch."""
         self._losses.step()

@@ -180,6 +180,17 @@ class Mesh(Strategy):
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
         dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
+    def own_state(self) -> dict[str, Any]:
+        """What a step with a loss goes through, by which this rank goes along without one."""
+        return {} if self._passes is None else self._passes.own_state()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        if self._passes is not None:
+            self._passes.load_own_state(state)
+
+    def load_first_state(self, state: dict[str, Any]) -> None:
+        self.load_own_state(state)  # all ranks go through the same
+
     def traffic(self) -> dict[str, int]:
         """Of the gradients; what a tensor group exchanges within a pass is not counted."""
         if self.sharded:

@@ -355,6 +355,20 @@ class Zero(Strategy):
         for group, one in zip(groups, saved, strict=True):
             group.update({key: value for key, value in one.items() if key != "params"})
 
+    def own_state(self) -> dict[str, Any]:
+        """In which order a pass comes to the parameters, by which this rank goes along without a loss."""
+        return {"order": list(self._order)} if self._order else {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        if "order" not in state or self._reached is None:
+            return
+        order, names = state["order"], self._reached.parameters.keys()
+        fits = isinstance(order, list) and len(order) == len(names) and all(name in order for name in names)
+        self._order = order if fits else ()
+
+    def load_first_state(self, state: dict[str, Any]) -> None:
+        self.load_own_state(state)  # the order is one for all ranks
+
     def finish(self) -> None:
         """The module is left whole; in stage 3 its slices are gathered and stay so."""
         if self._engine is not None and self._sharded:
