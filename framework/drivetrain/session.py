@@ -375,7 +375,7 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         return None
     if stage == "predict":
         trainer.predict_sources = found
-        if by_trainer and all(source.full_length == 0 for source in found):
+        if by_trainer and stage_data.nothing_to_read(trainer, found):
             return None
         keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
         trainer.predict_loop = PredictLoop(trainer, found, keep)
@@ -384,6 +384,8 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         trainer.test_sources = found
     loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
     trainer.evaluation = loop
+    if by_trainer and stage_data.nothing_to_read(trainer, found):
+        return []
     try:
         results = loop.run()
     except Abandoned as stop:

@@ -97,6 +97,14 @@ def sources_of(
     return found
 
 
+def nothing_to_read(trainer: Trainer, sources: list[BatchSource]) -> bool:
+    """Whether no loader of any rank has a batch, so that Lightning passes over the stage. Every rank calls it: where
+    ranks have loaders of their own, one without a batch goes along with those that have some."""
+    nothing = all(source.full_length == 0 for source in sources)
+    communicator = trainer.strategy.communicator
+    return nothing if communicator.world_size == 1 else all(communicator.all_gather_plain(nothing))
+
+
 def _training_sources(loaders: Any, **options: Any) -> list[BatchSource]:
     return [training_source(loaders, **options)]
 

@@ -470,6 +470,36 @@ def test_a_loader_without_a_batch_cannot_begin_again(tmp_path: Path) -> None:
     assert [items[0][1] for items in ours.utilities.CombinedLoader(loaders, "max_size")] == [None, None]
 
 
+@pytest.mark.parametrize(("L", "workers"), [(theirs, 1), (ours, 1), (ours, 2)])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_a_stage_without_a_batch_is_passed_over(
+    L: Any, workers: int, several: bool, stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("a hook of a stage without a batch was called")
+
+    name = "validation" if stage == "validate" else stage
+    hooks = dict.fromkeys(f"on_{name}_{moment}" for moment in ("start", "epoch_start", "epoch_end", "end"))
+    project = module(L, **dict.fromkeys(hooks, refused), **{f"{name}_step": refused})
+    empty = DataLoader(TensorDataset(torch.zeros(0, 6)))
+    at_hand = trainer(L, tmp_path, devices=workers, strategy="ddp" if workers > 1 else "auto")
+    assert getattr(at_hand, stage)(project, [empty, empty] if several else empty) == []
+    assert "metric" not in capsys.readouterr().out
+
+
+def test_a_rank_without_a_batch_goes_along_with_one_that_has_some(tmp_path: Path) -> None:
+    def test_dataloader(self: Any) -> Any:
+        return DataLoader(TensorDataset(torch.ones(2 * self.global_rank, 6)))
+
+    def test_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("ones", batch[0].mean(), sync_dist=True)
+
+    project = module(ours, test_dataloader=test_dataloader, test_step=test_step)
+    at_hand = trainer(ours, tmp_path, devices=2, strategy="ddp", use_distributed_sampler=False)
+    assert at_hand.test(project, verbose=False) == [{"ones": 1.0}]
+
+
 @pytest.mark.parametrize(("L", "workers"), [(theirs, 1), (ours, 2)])
 def test_batchnorm_is_as_the_trainer_was_made(
     L: Any, workers: int, tmp_path: Path, recwarn: pytest.WarningsRecorder
