@@ -98,10 +98,16 @@ class Hooks:
             found = self._functions[name] = tuple(listed)
         return found
 
-    def overridden_everywhere(self, name: str) -> bool:
-        """Whether the module or a callback that every rank has overrides ``name``: the same on all ranks."""
-        shared = [callback for callback in self.callbacks if not callback.rank_zero_only]
-        return self.module_has(name) or any(_overrides(callback, name, Callback) for callback in shared)
+    def overridden_everywhere(self, name: str, by_project: bool = False) -> bool:
+        """Whether the module or a callback that every rank has overrides ``name``: the same on all ranks.
+
+        Args:
+            by_project: not in code of drivetrain's own.
+        """
+        owners: list[tuple[Any, type]] = [(self.module, self._base)]
+        owners += [(callback, Callback) for callback in self.callbacks if not callback.rank_zero_only]
+        found = [owner for owner, base in owners if _overrides(owner, name, base)]
+        return any(not (by_project and _is_ours(getattr(owner, name))) for owner in found)
 
     def module_has(self, name: str) -> bool:
         """Whether the module overrides ``name``, in its class or on the object."""
@@ -113,6 +119,10 @@ def _overrides(owner: Any, name: str, base: type) -> bool:
     own = vars(owner)
     found = own[name] if name in own else getattr(type(owner), name, _ABSENT)
     return found is not None and found is not getattr(base, name, _ABSENT)
+
+
+def _is_ours(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").partition(".")[0] in ("drivetrain", "drivetrain_plugins")
 
 
 _ABSENT = object()

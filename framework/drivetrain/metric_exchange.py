@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,6 +71,11 @@ class Exchange:
         columns = {**self.columns, **other.columns}
         values = in_order(self.values | other.values, columns)
         return replace(self, values=values, columns=columns, own=self.own | other.own)
+
+    def only(self, names: Collection[str]) -> Exchange:
+        """Without the values that are not called so."""
+        values, own = ({name: v for name, v in known.items() if name in names} for known in (self.values, self.own))
+        return replace(self, values=values, own=own)
 
 
 def in_order(values: dict[str, float], columns: Iterable[str]) -> dict[str, float]:

@@ -284,23 +284,28 @@ class Metrics:
                 entry.settled = entry.metric.compute()
 
     def torchmetrics(
-        self, columns: dict[str, Column], reset: bool = True, compute: bool = True, doubtful: bool = False
+        self,
+        columns: dict[str, Column],
+        reset: bool = True,
+        computed: Collection[str] | None = None,
+        doubtful: bool = False,
     ) -> Exchange:
-        """Values of the logged torchmetrics metrics, unless they are not to be computed; they gather their own states,
-        which are ``reset`` after.
+        """Values of the logged torchmetrics metrics; they gather their own states, which are ``reset`` after.
 
         ``columns`` are those of the epoch's exchange: they name every metric that any rank logged, and where it is in
         the module, so that a rank that had no batch takes part with the metric's empty state.
 
         Args:
+            computed: names of those that are asked for their values, the same on all ranks; None: of all.
             doubtful: a metric without a value, or whose value is none to log, is left out.
         """
         found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
         settled = {entry.forked("epoch"): entry.settled for entry in self.entries.values()}
         modules = dict(self.named_modules()) if found else {}
         metrics = {name: modules[metric_at(column.reduction)[0]] for name, column in found.items()}
+        asked = {name: column for name, column in found.items() if computed is None or name in computed}
         values = {}
-        for name, column in found.items() if compute else ():
+        for name, column in asked.items():
             try:
                 value = self._computed(metrics[name], column) if settled.get(name) is None else settled[name]
                 values[name] = _of_metric(name, value)
@@ -314,7 +319,7 @@ class Metrics:
                         metric.reset()
             for entry in self.entries.values():
                 entry.anew = True
-        return Exchange(values, found if compute else {}, [], [])
+        return Exchange(values, asked, [], [])
 
     def _computed(self, metric: Any, column: Column) -> Any:
         """The value of ``metric``, as it stood when the loader of ``column`` was read."""
@@ -328,6 +333,16 @@ class Metrics:
             return _value_of(metric)
         finally:
             metric_states.load(metric, now)
+
+    def of_no_loader(self, columns: dict[str, Column]) -> dict[str, Column]:
+        """Those of ``columns`` that were not logged in the batches of one loader of several; of metric objects the same
+        on every rank, whatever it logged itself."""
+        at = {entry.forked("epoch"): entry.at for entry in self.entries.values()}
+
+        def loader(name: str, column: Column) -> int | None:
+            return metric_at(column.reduction)[1] if column.reduction.startswith(OBJECT) else at.get(name)
+
+        return {name: column for name, column in columns.items() if loader(name, column) is None}
 
     def steps_by_batch(self, written: Callable[[Entry], bool]) -> dict[int, dict[str, Column]]:
         """Contributions of values logged on step in an evaluation, by batch; without what is ``written`` already."""

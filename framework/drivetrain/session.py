@@ -351,7 +351,8 @@ def _sanity_check(trainer: Trainer) -> None:
                 validation.run(limit=as_slice(steps))
         except Abandoned as stop:
             raise Interrupted(stop.signal) from None
-    trainer.hooks.of_callbacks("on_sanity_check_end")
+    with nullcontext() if validation is None else validation.shown():
+        trainer.hooks.of_callbacks("on_sanity_check_end")
     trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
     trainer.published.forget()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ from drivetrain.errors import note_place
 from drivetrain.launch import signals
 from drivetrain.loops.names import EvaluationNames
 from drivetrain.metric_exchange import in_order
-from drivetrain.metrics import Entry, Exchange, Metrics
+from drivetrain.metrics import Column, Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
 
 if TYPE_CHECKING:
@@ -152,12 +152,23 @@ class EvaluateLoop(EvaluationNames):
                     hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
-                if self._looks_later:
-                    self.metrics.torchmetrics({})
                 hooks.of_module(f"on_{stage}_model_train")
         finally:
             trainer.metrics, trainer.published.by_step = former, by_step
         return self.results
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """After a check before training: while it lasts, what was logged in it is still looked at."""
+        trainer = self.trainer
+        former, by_step = trainer.metrics, trainer.published.by_step
+        trainer.metrics, trainer.published.by_step = self.metrics, False
+        try:
+            yield
+        finally:
+            trainer.metrics, trainer.published.by_step = former, by_step
+        if self._looks_later:
+            self.metrics.torchmetrics({})
 
     @property
     def _computes(self) -> bool:
@@ -170,14 +181,30 @@ class EvaluateLoop(EvaluationNames):
         """Whether those metric objects are asked when somebody looks at their values, as each rank knows its own."""
         return not self._computes and self.trainer.strategy.communicator.world_size == 1
 
+    @property
+    def _is_looked_at(self) -> bool:
+        """Whether somebody on every rank may look at their values when the check is over. Ranks bring them together
+        before, for one may look alone; what comes with drivetrain does not look."""
+        hooks = self.trainer.hooks
+        after = (f"on_{self.stage}_end", "on_sanity_check_end")
+        return not self._looks_later and any(hooks.overridden_everywhere(one, by_project=True) for one in after)
+
+    def _of_check(self, columns: dict[str, Column]) -> dict[str, Column]:
+        """Those of ``columns`` whose values are shown: in a check under Lightning's meaning none of one loader of
+        several."""
+        return columns if self._computes else self.metrics.of_no_loader(columns)
+
     def _know_before(self, hook: str) -> None:
         """Let ``hook`` see the epoch's values so far, where that is meant and ranks have to combine them for it."""
         trainer = self.trainer
         several = trainer.strategy.communicator.world_size > 1
         if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
             so_far = self.metrics.exchange(self.metrics.epoch_columns())
-            objects = self.metrics.torchmetrics(so_far.columns, reset=False, doubtful=not self._computes)
-            trainer.published.publish(so_far.joined(objects), step=0, write=False)
+            shown = self._of_check(so_far.columns)
+            objects = self.metrics.torchmetrics(
+                so_far.columns, reset=False, computed=shown, doubtful=not self._computes
+            )
+            trainer.published.publish(so_far.only(shown).joined(objects), step=0, write=False)
 
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
@@ -254,10 +281,17 @@ class EvaluateLoop(EvaluationNames):
                 one.columns[name] = exchange.columns[key]
         if not trainer.sanity_checking:
             self._write_steps(by_batch)
-        objects = metrics.torchmetrics(exchange.columns, reset=not self._looks_later, compute=self._computes)
+        shown = self._of_check(exchange.columns)
+        computes = self._computes or self._is_looked_at
+        objects = metrics.torchmetrics(
+            exchange.columns,
+            reset=not self._looks_later,
+            computed=shown if computes else (),
+            doubtful=not self._computes,
+        )
         # Within fit it is written beside the step that came before, or that is being made.
         step_done = trainer.batches_stepped - (trainer.stage == "fit" and trainer.between_steps)
-        trainer.published.publish(epoch.joined(objects), step=step_done)
+        trainer.published.publish(epoch.only(shown).joined(objects), step=step_done)
         known = trainer.published.rounded(epoch.values | objects.values | epoch.own, exchange.columns)
         if trainer.meanings.results == "trainer":  # Lightning's are those that loggers get
             known = {name: value for name, value in known.items() if exchange.columns[name].logger}
