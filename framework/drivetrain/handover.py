@@ -98,6 +98,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
                     "published": trainer.published.state_dict(),
                     "loss_curve": trainer.loss_curve,
                     "counted": _batches_of(trainer, request.stage),
+                    "progress": trainer.progress_of(request.stage).state_dict(),
                     "fitted": fit is not None,
                 }
             ),
@@ -204,6 +205,7 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
         trainer.left_state = left_state.found(folder, trainer.num_devices)
     fitted = counters.pop("fitted")
     trainer._counted |= counters.pop("counted")
+    trainer.progress_of(request.stage).load_state_dict(counters.pop("progress"))
     trainer.published.load_state_dict(counters.pop("published"))
     curve = [tuple(point) for point in counters.pop("loss_curve")]
     if fitted:

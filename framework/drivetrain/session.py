@@ -261,7 +261,8 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
 # -- fit --------------------------------------------------------------------------------------------------------
 def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     strategy, hooks = trainer.strategy, trainer.hooks
-    trainer.validation = EvaluateLoop(trainer, "validation") if stage_data.validates(trainer) else None
+    progress = trainer.progress_of("fit")
+    trainer.validation = EvaluateLoop(trainer, "validation", None, progress) if stage_data.validates(trainer) else None
     stage_data.tell_of_half_a_validation(trainer)
     if trainer.meanings.loaders == "first":
         stage_data.training(trainer)
@@ -274,6 +275,7 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     trainer.fitted = True
     if loaded is not None:
         snapshot.restore(trainer, loaded)
+        progress.reset()
         if fit.ended:
             fit.schedules.keep()
     elif fit.finished and trainer.is_global_zero:
@@ -353,6 +355,7 @@ def _sanity_check(trainer: Trainer) -> None:
             raise Interrupted(stop.signal) from None
     with nullcontext() if validation is None else validation.shown():
         trainer.hooks.of_callbacks("on_sanity_check_end")
+    trainer.progress_of("fit").reset()
     trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
     trainer.published.forget()
 
@@ -379,11 +382,12 @@ def _evaluate(trainer: Trainer, request: Request, loaded: Loaded | None) -> Any:
         if by_trainer and stage_data.nothing_to_read(trainer, found):
             return None
         keep = request.keep_predictions or any(callback.reads_predictions for callback in trainer.callbacks)
-        trainer.predict_loop = PredictLoop(trainer, found, keep)
+        trainer.predict_loop = PredictLoop(trainer, found, keep, trainer.progress_of(stage))
         return trainer.predict_loop.run()
     if stage == "test":
         trainer.test_sources = found
-    loop = EvaluateLoop(trainer, "validation" if stage == "validate" else stage, found)
+    kind = "validation" if stage == "validate" else stage
+    loop = EvaluateLoop(trainer, kind, found, trainer.progress_of(stage))
     trainer.evaluation = loop
     if by_trainer and stage_data.nothing_to_read(trainer, found):
         return []

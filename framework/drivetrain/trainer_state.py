@@ -16,6 +16,7 @@ from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import signals
 from drivetrain.logger import Logger
+from drivetrain.loops.names import Progress
 from drivetrain.published import PublishedMetrics
 from drivetrain.states import RunningStage, TrainerFn, TrainerStatus
 from drivetrain.strategy import Strategy
@@ -77,6 +78,7 @@ class TrainerState(Configuration):
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
         self.left_state: LeftState | None = None  # of the last fit, where workers did it
         self._counted: dict[str, Any] = {}  # batches of each kind of data in an earlier call
+        self._progress: dict[str, Progress] = {}
         self._modes: dict[str, bool] = {}
         self._consensus = 0
         self.to_device: Transfer = None  # type: ignore[assignment]
@@ -293,6 +295,10 @@ class TrainerState(Configuration):
     def enable_validation(self) -> bool:
         """Whether ``fit`` validates."""
         return self.validation is not None
+
+    def progress_of(self, stage: str) -> Progress:
+        """Counts of the batches that this Trainer evaluated, or predicted, in all of its calls of ``stage``."""
+        return self._progress.setdefault(stage, Progress())
 
     @property
     def num_training_batches(self) -> int | float:

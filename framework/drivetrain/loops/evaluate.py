@@ -15,7 +15,7 @@ from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import note_place
 from drivetrain.launch import signals
-from drivetrain.loops.names import EvaluationNames
+from drivetrain.loops.names import EvaluationNames, Progress
 from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Column, Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
@@ -83,6 +83,9 @@ def _open_first(sources: list[BatchSource]) -> None:
 class EvaluateLoop(EvaluationNames):
     """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
 
+    Args:
+        progress: counts batches on from earlier loops of the same kind; None: anew.
+
     Attributes:
         sources: the loaders; none where they were not asked for yet.
         metrics: what was logged.
@@ -90,9 +93,15 @@ class EvaluateLoop(EvaluationNames):
         has_run: whether the last pass that was no sanity check evaluated a batch.
     """
 
-    def __init__(self, trainer: Trainer, stage: str, sources: list[BatchSource] | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        trainer: Trainer,
+        stage: str,
+        sources: list[BatchSource] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         self.trainer, self.stage = trainer, stage
+        self.batch_progress = progress or Progress()
         self.metrics: Metrics = trainer.new_metrics()
         self._gone_on_from: dict[int, int] = {}
         self.use(sources or [])
@@ -128,7 +137,7 @@ class EvaluateLoop(EvaluationNames):
         by_step, trainer.published.by_step = (None, False) if shown is None else (False, None)
         self.metrics.reset()
         self._seen_before = dict(self._seen)
-        self._begin_counting()
+        self.batch_progress.begin()
         self.has_run = False
         try:
             trainer.remember_modes()
@@ -222,11 +231,11 @@ class EvaluateLoop(EvaluationNames):
                 break
             batch = trainer.to_device(micro)
             metrics.batch, trainer.published.by_step = micro, True
-            self._batches.ready += 1
+            self.batch_progress.take(self.batch_progress.current.ready + 1 == sum(self.max_batches))
             # What this rank's metrics gather of samples that the first rank has, too, counts there.
             kept = metric_states.states(module) if micro.copies > 1 and strategy.data.rank > 0 else None
             hooks(f"on_{stage}_batch_start", batch, micro.index, *loader)
-            self._batches.started += 1
+            self.batch_progress.come_to("started")
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
                 former, hooks.current = hooks.current, f"{stage}_step"
@@ -240,9 +249,9 @@ class EvaluateLoop(EvaluationNames):
 
             output = strategy.evaluation_step(call, batch)
             self.has_run = not trainer.sanity_checking
-            self._batches.processed += 1
+            self.batch_progress.come_to("processed")
             hooks(f"on_{stage}_batch_end", output, batch, micro.index, *loader)
-            self._batches.completed += 1
+            self.batch_progress.come_to("completed")
             if kept is not None:
                 metric_states.load(module, kept)
             if trainer.meanings.live_metrics:
@@ -360,10 +369,18 @@ class PredictLoop:
             none.
         epoch_batch_indices: the same of all batches so far, a list for each loader.
         keeps: whether the predictions of the batch at hand count here; another rank has the same otherwise.
+        batch_progress: counts of batches of all loaders: ``current`` in this prediction, ``total`` with earlier ones.
     """
 
-    def __init__(self, trainer: Trainer, sources: list[BatchSource], collect: bool = True) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        sources: list[BatchSource],
+        collect: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
         self.trainer, self.sources, self._collect = trainer, sources, collect
+        self.batch_progress = progress or Progress()
         self.current_batch_indices: list[Any] | None = None
         self.epoch_batch_indices: list[list[Any]] = [[] for _ in sources]
         self.keeps = True
@@ -380,6 +397,7 @@ class PredictLoop:
         trainer = self.trainer
         hooks, module = trainer.hooks, trainer.lightning_module
         trainer.remember_modes()
+        self.batch_progress.begin()
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
             _open_first(self.sources)
@@ -408,13 +426,18 @@ class PredictLoop:
             batch = trainer.to_device(micro)
             self.current_batch_indices, trainer.metrics.batch = micro.indices, micro
             self.keeps = strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0)
+            last = self.batch_progress.current.ready + 1 == sum(one.length for one in self.sources)
+            self.batch_progress.take(last)
             hooks("on_predict_batch_start", batch, micro.index, *loader)
+            self.batch_progress.come_to("started")
 
             def call(batch: Any, micro: MicroBatch = micro) -> Any:
                 return module.predict_step(*arguments(micro, batch))
 
             output = strategy.evaluation_step(call, batch)
+            self.batch_progress.come_to("processed")
             hooks("on_predict_batch_end", output, batch, micro.index, *loader)
+            self.batch_progress.come_to("completed")
             if self.keeps and self._collect:
                 if strategy.device.type != "cpu":  # where all of them need not fit
                     output = move(output, torch.device("cpu"))

@@ -224,6 +224,8 @@ class FitLoop(RunningLoop):
             self.schedules.stepped_in_epoch = 0
         hooks.follow()
         hooks("on_train_epoch_start")
+        if not resumed:
+            self.val_loop.batch_progress.total.reset()
         hooks.follow()
         self.data.take_up(self.epoch)
         self.optimization.settle()

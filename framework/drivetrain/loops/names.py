@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.combined import CombinedLoader
@@ -26,14 +26,45 @@ class Count:
     processed: int = 0
     completed: int = 0
 
+    def reset(self) -> None:
+        self.ready = self.started = self.processed = self.completed = 0
+
 
 @dataclass
 class Progress:
-    """Of batches: ``current`` in the epoch at hand, ``total`` over all epochs."""
+    """Of batches: ``current`` in the epoch, or pass, at hand, ``total`` over all."""
 
-    current: Count
-    total: Count
+    current: Count = field(default_factory=Count)
+    total: Count = field(default_factory=Count)
     is_last_batch: bool = False
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self.current.reset()
+        self.is_last_batch = False
+
+    def take(self, last: bool) -> None:
+        """A batch is taken up."""
+        self.come_to("ready")
+        self.is_last_batch = last
+
+    def come_to(self, moment: str) -> None:
+        """The batch at hand has come to ``moment``, a name of :class:`Count`."""
+        for count in (self.current, self.total):
+            setattr(count, moment, getattr(count, moment) + 1)
+
+    def reset(self) -> None:
+        """Nothing was counted."""
+        self.begin()
+        self.total.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.current, self.total = Count(**state["current"]), Count(**state["total"])
+        self.is_last_batch = state["is_last_batch"]
 
 
 @dataclass
@@ -71,23 +102,18 @@ class LoadersOfFit(CombinedLoader):
 
 
 class EvaluationNames:
-    """Where an evaluation stands, under the names of Lightning's loop."""
+    """Where an evaluation stands, under the names of Lightning's loop.
+
+    Attributes:
+        batch_progress: counts of batches, over all loaders: ``current`` in this pass, or the last one; ``total`` over
+            those of the Trainer's stage or, within a fit, of the epoch.
+    """
 
     _data_source = DataSource(True)
 
     trainer: Trainer
     sources: list[BatchSource]
-
-    def __init__(self) -> None:
-        self._batches = Count()  # of the pass at hand, or of the last one
-        self._batches_before = 0  # of passes before it in this epoch
-        self._counted: tuple[int, bool] | None = None  # the epoch, and whether it is the check before training
-
-    def _begin_counting(self) -> None:
-        """A pass begins."""
-        at = self.trainer.current_epoch, self.trainer.sanity_checking
-        self._batches_before = self._batches_before + self._batches.completed if at == self._counted else 0
-        self._batches, self._counted = Count(), at
+    batch_progress: Progress
 
     @property
     def max_batches(self) -> list[int | float]:
@@ -100,13 +126,6 @@ class EvaluationNames:
     def num_dataloaders(self) -> int:
         return len(self.sources)
 
-    @property
-    def batch_progress(self) -> Progress:
-        """Counts of batches: ``current`` in this pass over all loaders, ``total`` over those of the epoch."""
-        now, before = self._batches, self._batches_before
-        total = Count(before + now.ready, before + now.started, before + now.processed, before + now.completed)
-        return Progress(now, total, now.ready == sum(self.max_batches))
-
 
 class NoValidation:
     """Stands for a fit's validation where there is none."""
@@ -114,7 +133,9 @@ class NoValidation:
     _data_source = DataSource(False)
     max_batches: list[int | float] = []
     num_dataloaders = 0
-    batch_progress = Progress(Count(), Count())
+
+    def __init__(self) -> None:
+        self.batch_progress = Progress()
 
 
 class EpochCount:
@@ -391,7 +412,7 @@ class LoopToCome(LoopNames):
 
     @property
     def batch_progress(self) -> Progress:
-        return Progress(Count(), Count())
+        return Progress()
 
     @property
     def global_step(self) -> int:
