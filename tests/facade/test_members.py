@@ -235,6 +235,43 @@ def whether_a_fit_validates(L: Any, folder: Path) -> Any:
 
 
 @question
+def stages_that_follow_a_fit(L: Any, folder: Path) -> Any:
+    """A template's callback validates and tests at the end of a fit, where there is data for it."""
+    answers = []
+
+    class Following(L.Callback):  # type: ignore[misc, name-defined]
+        def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+            answers.append((str(stage), trainer.validate_loop._data_source.is_defined()))
+            answers.append(trainer.test_loop._data_source.is_defined())
+            data = trainer.datamodule
+            if stage == "fit" and data is not None and trainer.validate_loop._data_source.is_defined():
+                answers.append(trainer.validate(module, datamodule=data, verbose=False))
+            if stage == "fit" and data is not None and trainer.test_loop._data_source.is_defined():
+                answers.append(trainer.test(module, datamodule=data, verbose=False))
+
+    class Both(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def train_dataloader(self) -> Any:
+            return loader()
+
+        def val_dataloader(self) -> Any:
+            return loader(8)
+
+    class All(Both):
+        def test_dataloader(self) -> Any:
+            return loader(8)
+
+    for data in (Both(), All()):
+        trainer_of(L, callbacks=[Following()]).fit(module_of(L), datamodule=data)
+    trainer_of(L, callbacks=[Following()]).fit(module_of(L), loader())
+    trainer_of(L, callbacks=[Following()]).fit(
+        module_of(L, test_dataloader=lambda self: loader(8)), loader(), loader(8)
+    )
+    at_hand = trainer_of(L)
+    at_hand.test(module_of(L), loader(8), verbose=False)
+    return [*answers, at_hand.test_loop.max_batches, at_hand.test_loop.num_dataloaders]
+
+
+@question
 def hooks_of_the_first_lightning(L: Any, folder: Path) -> Any:
     """Each stage refuses those that it would have called; a project trains with a test_epoch_end that nobody ported."""
     answers = []

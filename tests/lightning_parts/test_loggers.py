@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import os
 import pickle
+import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -281,6 +282,20 @@ def test_one_level_of_parameters_is_that_of_lightning() -> None:
         "f": "len",
         "one": 2.0,
     }, "what is empty is not lost, and there are no addresses"
+
+
+def test_the_module_of_wandbs_run_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's logger imports it, so that projects ask ``isinstance(logger.experiment, wandb.wandb_run.Run)``."""
+    package = tmp_path / "wandb"
+    package.mkdir()
+    (package / "__init__.py").write_text("from unittest.mock import Mock\n\nrun, init = None, Mock()\n")
+    (package / "wandb_run.py").write_text("class Run: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("wandb", "wandb.wandb_run"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that what this test imports is taken back
+        del sys.modules[name]
+    assert ours.loggers.WandbLogger(project="p", save_dir=tmp_path).experiment is not None
+    assert isinstance(sys.modules["wandb"].wandb_run.Run, type)
 
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
+from drivetrain import stage_data
 from drivetrain.arguments import by_name, unknown_argument
 from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
@@ -31,7 +32,7 @@ from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
-from drivetrain.loops.names import LoopToCome
+from drivetrain.loops.names import LoopToCome, NoEvaluation
 from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
@@ -257,6 +258,21 @@ class Trainer(drivetrain.trainer.Trainer):
     def fit_loop(self) -> Any:
         """The training loop, or what stands for it until a fit has begun."""
         return LoopToCome(self) if self.loop is None else self.loop
+
+    @property
+    def validate_loop(self) -> Any:
+        """What ``validate`` runs, or what stands for it: whether there is data for it can be asked at any time."""
+        return self._loop_of("validate", "val")
+
+    @property
+    def test_loop(self) -> Any:
+        """The same of ``test``."""
+        return self._loop_of("test", "test")
+
+    def _loop_of(self, stage: str, data: str) -> Any:
+        if self.stage == stage and self.evaluation is not None:
+            return self.evaluation
+        return NoEvaluation(self.request is not None and stage_data.loader_of(self.request, data) is not None)
 
     @property
     def log_dir(self) -> str | None:

@@ -127,10 +127,16 @@ class EvaluationNames:
         return len(self.sources)
 
 
-class NoValidation:
-    """Stands for a fit's validation where there is none."""
+class NoEvaluation:
+    """Stands for an evaluation where none is made.
 
-    _data_source = DataSource(False)
+    Args:
+        defined: whether there is data for it.
+    """
+
+    def __init__(self, defined: bool = False) -> None:
+        self._data_source = DataSource(defined)
+
     max_batches: list[int | float] = []
     num_dataloaders = 0
 
@@ -271,7 +277,7 @@ class LoopNames:
     @property
     def val_loop(self) -> Any:
         """What validates within the fit."""
-        return self.trainer.validation or NoValidation()
+        return self.trainer.validation or NoEvaluation()
 
     @property
     def epoch_loop(self) -> Self:

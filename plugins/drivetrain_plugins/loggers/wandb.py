@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,6 +100,8 @@ class WandbLogger(Logger):
         if self._experiment is None:
             import wandb
 
+            with contextlib.suppress(ImportError):  # projects ask for wandb.wandb_run.Run, which Lightning's imports
+                importlib.import_module("wandb.wandb_run")
             if wandb.run is not None:
                 self._experiment = wandb.run
                 return self._experiment
