@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -16,6 +17,14 @@ from drivetrain.data_partition import DataPartitioner
 from drivetrain.hyperparameters import HyperparametersMixin
 
 __all__ = ["DataModule", "DataPartitioner"]
+
+
+_LOADERS = {
+    "Train": "train_dataloader",
+    "Validation": "val_dataloader",
+    "Test": "test_dataloader",
+    "Predict": "predict_dataloader",
+}
 
 
 class DataModule(HyperparametersMixin, DataHooks):
@@ -46,6 +55,22 @@ class DataModule(HyperparametersMixin, DataHooks):
             late_setup.pay(self)
             return getattr(self, name)
         return object.__getattribute__(self, name)  # says what is missing, also where it is asked for in a property
+
+    def __str__(self) -> str:
+        """The sizes of the data sets, a line for each stage, as Lightning prints them; asks for the loaders."""
+        return os.linesep.join(f"{{{stage} dataloader: {self._size_of(name)}}}" for stage, name in _LOADERS.items())
+
+    def _size_of(self, name: str) -> str:
+        try:
+            loaders = getattr(self, name)()
+        except Exception:  # of the project's own, before ``setup`` for one: there is no size to tell then
+            return "None"
+        if isinstance(loaders, DataLoader):
+            return _size(loaders)
+        several = loaders.values() if isinstance(loaders, Mapping) else loaders
+        if not isinstance(several, Iterable):
+            return "None"
+        return " ; ".join(f"{number}. {_size(one)}" for number, one in enumerate(several, 1))
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -101,3 +126,11 @@ class DataModule(HyperparametersMixin, DataHooks):
                 maker = lambda dataset=dataset, shuffle=name == "train": loader(dataset, shuffle)
                 setattr(module, f"{name}_dataloader", maker)
         return module
+
+
+def _size(loader: Any) -> str:
+    """Of the data set that ``loader`` reads, where it has one that says it."""
+    dataset = getattr(loader, "dataset", None)
+    if dataset is None:
+        return "None"
+    return f"size={len(dataset) if isinstance(dataset, Sized) else 'NA'}"

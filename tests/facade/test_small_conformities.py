@@ -519,3 +519,30 @@ def test_batchnorm_is_as_the_trainer_was_made(
     assert len(told) == (L is ours)
     made.fit(project, loader())
     assert look.seen == "BatchNorm1d"
+
+
+@both
+def test_a_data_module_prints_the_sizes_of_its_data(L: Any) -> None:
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def setup(self, stage: str) -> None:
+            self.train = loader(10).dataset
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(self.train, batch_size=2)
+
+        def val_dataloader(self) -> Any:
+            return [DataLoader(self.train), DataLoader(Endless())]
+
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(())
+
+    data = Data()
+    assert str(data).split(os.linesep)[0] == "{Train dataloader: None}"
+    data.setup("fit")
+    assert str(data).split(os.linesep) == [
+        "{Train dataloader: size=10}",
+        "{Validation dataloader: 1. size=10 ; 2. size=NA}",
+        "{Test dataloader: None}",
+        "{Predict dataloader: None}",
+    ]

@@ -325,6 +325,7 @@ class FitLoop(RunningLoop):
         trainer, hooks, timing, optimization = self.trainer, self.hooks, self.timing, self.optimization
         batches, total, inner = window.batches, window.total, self._inner
         final = len(batches) - 1
+        alone = self.strategy.data.size == 1
         optimization.stepped = False
         self.last_batch_size = int(total or 0)
         timing.on = self.global_step % timing.stride == 0
@@ -335,7 +336,8 @@ class FitLoop(RunningLoop):
             if total is None:
                 self.last_batch_size += micro.total
             batch = trainer.to_device(micro)
-            step = MicroStep(self, micro, batch, share_of(self, micro, window), number == 0, closes)
+            first = number == 0 or (alone and all(one.absent for one in steps))
+            step = MicroStep(self, micro, batch, share_of(self, micro, window), first, closes)
             steps.append(step)
             if closes and number < final:
                 optimization.shorten(steps, len(batches))
@@ -343,13 +345,17 @@ class FitLoop(RunningLoop):
             # What this rank's metrics gather of samples that the first rank has, too, counts there.
             kept = metric_states.states(self.module) if micro.copies > 1 and self.strategy.data.rank > 0 else None
             trainer.published.by_step = True
+            if step.absent:
+                warnings.warn("the train loader gave None for a batch: such batches are passed over.", stacklevel=2)
             if "on_train_batch_start" in hooks.active:
                 self._begin_batch(steps)
             if timing.on:
                 self.clock = perf_counter()
             phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
-            if not self.module.automatic_optimization or self.forward_only:
+            if alone and step.absent and (first or not closes):
+                pass  # of several replicas others may have a batch: they go on as after a step without a loss
+            elif not self.module.automatic_optimization or self.forward_only:
                 optimization.manual(step)
                 optimization.steps += self.forward_only and micro.last  # Lightning counts one that changes nothing
             elif closes:
@@ -395,7 +401,7 @@ class FitLoop(RunningLoop):
     def _begin_batch(self, steps: list[MicroStep]) -> None:
         """Call ``on_train_batch_start``, which may end the epoch before this batch."""
         step = steps[-1]
-        if self.hooks("on_train_batch_start", step.batch, step.index) == -1:
+        if not step.absent and self.hooks("on_train_batch_start", step.batch, step.index) == -1:
             self.between_steps = True
             self.metrics.leave_out(step.index)
             self.batches_seen += self._at_each_batch  # it was read, which Lightning counts

@@ -50,6 +50,8 @@ class MicroStep:
     def call(self, batch: Any, fraction: float = 1.0) -> Tensor | None:
         fit = self._fit
         metrics, hooks, module = fit.metrics, fit.hooks, fit.module
+        if self.absent:
+            return None
         metrics.batch, metrics.fraction = self.micro, fraction
         former, hooks.current = hooks.current, "training_step"
         try:
@@ -113,8 +115,16 @@ class MicroStep:
         return loss
 
     @property
-    def outputs(self) -> dict[str, Any]:
-        """What ``on_train_batch_end`` is given: what the step returned, as a mapping without graphs."""
+    def absent(self) -> bool:
+        """Whether the loader gave None, which stands for a batch that there is not."""
+        return self.batch is None
+
+    @property
+    def outputs(self) -> dict[str, Any] | None:
+        """What ``on_train_batch_end`` is given: what the step returned, as a mapping without graphs; None where there
+        was no step."""
+        if self.absent:
+            return None
         output, fit = self.output, self._fit
         if isinstance(output, Tensor):
             found = {"loss": output.detach()}
