@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import drivetrain.lightning as L
-from drivetrain.errors import CheckpointError, MissingPackageError
+from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.lightning import cli
 from drivetrain.lightning.cli import package
 from drivetrain.lightning.cli.class_paths import as_offered, ours, ours_in_arguments
@@ -214,6 +214,54 @@ def test_a_checkpoint_is_read_by_lightning_and_lightnings_here(tmp_path: Path) -
         loaded = Outer.load_from_checkpoint(tmp_path / "b.ckpt", depth=8)
         assert (type(loaded.given), loaded.hparams.depth) == (Inner, 8)
         assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), line.model.parameters(), strict=True))
+
+
+class TakingAll(BoringModel):
+    """Hands on what it does not name itself."""
+
+    def __init__(self, size: int = 2, **more: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.more = more
+
+
+def test_arguments_that_only_kwargs_take_come_back(tmp_path: Path) -> None:
+    """jsonargparse knows them as ``dict_kwargs``; in a checkpoint they are beside the others, as under Lightning."""
+    chosen = ["--model=TakingAll", "--model.size=3", "--model.dict_kwargs.depth=4", "--trainer.max_steps=1"]
+    line = made(*chosen, model_class=BoringModel, subclass_mode_model=True)
+    assert line.model.more == {"depth": 4}
+    line.trainer.fit(line.model)
+    line.trainer.save_checkpoint(tmp_path / "a.ckpt")
+    loaded = TakingAll.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert (loaded.hparams.size, loaded.more) == (3, {"depth": 4})
+    options: dict[str, Any] = {"save_config_callback": None, "subclass_mode_model": True}
+    options["seed_everything_default"] = False
+    chosen = ["test", "--model=TakingAll", f"--ckpt_path={tmp_path / 'a.ckpt'}", *QUIET]
+    tested = cli.LightningCLI(BoringModel, args=chosen, **options)
+    assert type(tested.model) is TakingAll and tested.model.more == {"depth": 4}
+
+
+def test_a_trainer_of_the_projects_own_may_have_no_arguments() -> None:
+    class Bare(L.Trainer):
+        def __init__(self) -> None:
+            super().__init__(accelerator="cpu", logger=False)
+
+    options: dict[str, Any] = {"run": False, "save_config_callback": None, "seed_everything_default": False}
+    with pytest.warns(UserWarning, match="has no argument callbacks"):
+        line = cli.LightningCLI(BoringModel, trainer_class=Bare, args=[], **options)
+    assert type(line.trainer) is Bare
+
+
+def test_a_callback_that_would_save_nothing_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="saves nothing: give it a save_config"):
+        Saving(None, None, save_to_log_dir=False)  # type: ignore[arg-type]
+
+
+def test_a_configuration_may_name_what_the_profiler_hands_on() -> None:
+    profiler = "--trainer.profiler.class_path=PyTorchProfiler"
+    line = made(profiler, "--trainer.profiler.init_args.record_shapes=true", model_class=BoringModel)
+    assert type(line.trainer.profiler).__name__ == "PyTorchProfiler"
+    assert line.config.trainer.profiler.init_args.record_shapes is True
 
 
 class Open(BoringModel):

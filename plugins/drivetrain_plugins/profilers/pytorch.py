@@ -151,7 +151,8 @@ class PyTorchProfiler(Profiler):
                 )
             if name not in _TABLE:
                 raise ConfigurationError(f"PyTorchProfiler(table_kwargs): {name} is none: {nearest(name, _TABLE)}.")
-        self._group_by_input_shapes = group_by_input_shapes and options.get("record_shapes", False)
+        # Asked of profiler_kwargs itself: a command line reads here that it may be given by name.
+        self._group_by_input_shapes = group_by_input_shapes and profiler_kwargs.get("record_shapes", False)
         self._emit_nvtx = emit_nvtx
         self._export_to_chrome = export_to_chrome
         self._row_limit = row_limit

@@ -14,7 +14,7 @@ from drivetrain.checkpoint import single
 from drivetrain.data import DataModule
 from drivetrain.lightning.cli.configured_optimizers import configured_by, lightnings_form, with_path
 from drivetrain.lightning.cli.descriptions import first_sentence
-from drivetrain.lightning.cli.instantiation import remembering
+from drivetrain.lightning.cli.instantiation import of_class, remembering
 from drivetrain.lightning.cli.package import require
 from drivetrain.lightning.cli.save_config import SaveConfigCallback
 from drivetrain.lightning.cli.types import ArgsType
@@ -237,7 +237,7 @@ class LightningCLI:
         if not saved.pop("_instantiator", None) and not saved:
             return
         kind = saved.pop("_class_path", None)
-        model = saved if kind is None else {"class_path": kind, "init_args": saved}
+        model = saved if kind is None else of_class(kind, saved)
         try:
             self.config = self.parser.parse_object({self.subcommand: {"model": model}}, self.config)
         except SystemExit:
@@ -289,7 +289,8 @@ class LightningCLI:
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         """Make the Trainer; ``kwargs`` take the place of what was configured."""
         forced = [self._get(self.config_init, key) for key in self._parser(self.subcommand).callback_keys]
-        config = {**vars(self._get(self.config_init, "trainer", {})), **kwargs}
+        configured = self._get(self.config_init, "trainer")  # None where the class of the Trainer has no arguments
+        config = {**({} if configured is None else vars(configured)), **kwargs}
         return self._instantiate_trainer(config, forced)
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> Any:

@@ -64,7 +64,7 @@ def configured(class_type: type[ModuleType], config: Mapping[str, Any], trusted:
     }
     if "_class_path" in config:
         parser.add_subclass_arguments(class_type, "module", fail_untyped=False)
-        values = {"class_path": config["_class_path"], "init_args": values}
+        values = of_class(config["_class_path"], values)
     else:
         parser.add_class_arguments(class_type, "module", fail_untyped=False)
     refused: list[str] = []
@@ -86,6 +86,12 @@ def configured(class_type: type[ModuleType], config: Mapping[str, Any], trusted:
             f"{class_type.__name__} needs an object of {refused[0]}, which is not made unasked: pass that argument, or"
             " weights_only=False if you trust where the checkpoint comes from."
         ) from error
+
+
+def of_class(path: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What jsonargparse makes an object of the class at ``path`` of, with arguments that were saved: among them may be
+    some that only its ``**kwargs`` take, which jsonargparse finds out."""
+    return {"class_path": path, "dict_kwargs": dict(values)}
 
 
 def remembering(key: str, configuration: Callable[[], Any]) -> Callable[..., Any]:

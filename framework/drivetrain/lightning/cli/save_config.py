@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
-from drivetrain.errors import ConflictError
+from drivetrain.errors import ConfigurationError, ConflictError
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
@@ -25,6 +25,9 @@ class SaveConfigCallback(Callback):
         overwrite: replace a file that is there.
         multifile: write each file that the configuration was read from by itself.
         save_to_log_dir: False where only :meth:`save_config` is to write.
+
+    Raises:
+        ConfigurationError: ``save_to_log_dir`` is False, and the class has no ``save_config`` of its own.
     """
 
     def __init__(
@@ -43,6 +46,11 @@ class SaveConfigCallback(Callback):
         self.multifile = multifile
         self.save_to_log_dir = save_to_log_dir
         self.already_saved = False
+        if not save_to_log_dir and type(self).save_config is SaveConfigCallback.save_config:
+            raise ConfigurationError(
+                f"{type(self).__name__}(save_to_log_dir=False) saves nothing: give it a save_config, leave"
+                " save_to_log_dir out, or set LightningCLI(save_config_callback=None)."
+            )
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """
