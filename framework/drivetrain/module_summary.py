@@ -75,7 +75,8 @@ class Summary:
             if row.takes is None:
                 row.takes, row.gives = shapes((*inputs, *keywords.values())), shapes(output)
 
-        handles = [row.module.register_forward_hook(record, with_kwargs=True) for row in self.rows]
+        watched = [row.module for row in self.rows if not isinstance(row.module, torch.jit.ScriptModule)]  # takes none
+        handles = [one.register_forward_hook(record, with_kwargs=True) for one in watched]
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         training = {child: child.training for child in module.modules()}
         dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())

@@ -77,3 +77,26 @@ def test_numbers_and_refusals() -> None:
     with pytest.raises(ValueError, match="-1 for all levels"):
         our_module.summarize(model(ours, None), max_depth=-2)
     assert our_module.LayerSummary(nn.Linear(2, 3)).num_parameters == 9
+
+
+@pytest.mark.parametrize("depth", [-1, 1])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_part_takes_no_hooks(depth: int) -> None:
+    def scripted(L: Any) -> Any:
+        class Net(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.scripted, self.head = torch.jit.script(Two()), nn.Linear(40, 2)
+                self.example_input_array = torch.ones(2, 36)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.head(self.scripted(x)[0])
+
+        return Net()
+
+    there, here = (
+        one.summarize(scripted(L), max_depth=depth) for one, L in ((their_module, theirs), (our_module, ours))
+    )
+    for name in FIGURES:
+        assert getattr(here, name) == getattr(there, name), name
+    assert here.in_sizes[0] == "?" and here.in_sizes[-1] == [2, 40]
