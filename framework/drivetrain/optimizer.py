@@ -41,13 +41,15 @@ class SchedulerConfig:
 
 
 def parse_configuration(
-    configured: Any, *, steps_schedulers: bool = True, warns: bool = False
+    configured: Any, *, steps_schedulers: bool = True, calls_step: bool = True, warns: bool = False
 ) -> tuple[list[Optimizer], list[SchedulerConfig]]:
     """The optimizers and schedulers in any of the forms that ``configure_optimizers`` may return.
 
     Args:
         configured: what it returned.
         steps_schedulers: whether the loop steps schedulers; else the module does, and a plateau needs no monitor.
+        calls_step: whether it is their ``step()`` that the loop calls; else what steps them is the module's affair, and
+            they need a state only.
         warns: whether a key that means nothing is told and passed over; else it is an error.
 
     Raises:
@@ -60,7 +62,7 @@ def parse_configuration(
                 f"configure_optimizers returned a {type(optimizer).__name__} where an optimizer is needed: return an"
                 " optimizer, a list of them, (optimizers, schedulers) or a dict with 'optimizer'."
             )
-    configs = [_scheduler(item, monitor, steps_schedulers, warns) for item in schedulers]
+    configs = [_scheduler(item, monitor, steps_schedulers, calls_step, warns) for item in schedulers]
     stepped = {id(group) for optimizer in optimizers for group in optimizer.param_groups}
     for config in configs:
         # An optimizer around another one has its groups, so that a scheduler of either changes both.
@@ -122,7 +124,7 @@ def _with_monitor(scheduler: Any, monitor: str | None) -> Any:
     return {**given, "monitor": monitor}
 
 
-def _scheduler(item: Any, monitor: str | None, stepped: bool, warns: bool) -> SchedulerConfig:
+def _scheduler(item: Any, monitor: str | None, stepped: bool, calls_step: bool, warns: bool) -> SchedulerConfig:
     given: dict[str, Any]
     if isinstance(item, Mapping):
         item = _known(item, _SCHEDULER_KEYS, "scheduler key", warns)
@@ -142,8 +144,10 @@ def _scheduler(item: Any, monitor: str | None, stepped: bool, warns: bool) -> Sc
         raise ConfigurationError(
             "ReduceLROnPlateau needs the metric it watches: add 'monitor': 'val/loss' to its lr_scheduler dict."
         )
-    if not isinstance(config.scheduler, (LRScheduler, ReduceLROnPlateau)) and not hasattr(config.scheduler, "step"):
-        raise ConfigurationError(f"{type(config.scheduler).__name__} is no scheduler: it has no step().")
+    needed = "step" if calls_step else "state_dict"
+    if not isinstance(config.scheduler, (LRScheduler, ReduceLROnPlateau)) and not hasattr(config.scheduler, needed):
+        way_out = ", and lr_scheduler_step is not overridden" if calls_step else ""
+        raise ConfigurationError(f"{type(config.scheduler).__name__} is no scheduler: it has no {needed}(){way_out}.")
     return config
 
 

@@ -310,6 +310,7 @@ def _configure(trainer: Trainer) -> list[Optimizer]:
     optimizers, trainer.lr_scheduler_configs = parse_configuration(
         configured,
         steps_schedulers=module.automatic_optimization,
+        calls_step=module.automatic_optimization and not trainer.hooks.module_has("lr_scheduler_step"),
         warns=trainer.meanings.extra_keys == "warn",
     )
     if module.automatic_optimization and len(optimizers) > 1:

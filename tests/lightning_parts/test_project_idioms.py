@@ -926,3 +926,63 @@ def test_true_and_false_are_numbers(tmp_path: Path, given: dict[str, Any]) -> No
 def test_true_is_no_number_of_drivetrains_own() -> None:
     with pytest.raises(ConfigurationError, match="max_epochs=True"):
         drivetrain.Trainer(max_epochs=True)
+
+
+class Halving:
+    """A schedule that has no ``step``: the project calls what it has."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.calls = optimizer, 0
+
+    def halve(self) -> None:
+        self.calls += 1
+        self.optimizer.param_groups[0]["lr"] /= 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.calls = state["calls"]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_schedule_that_the_project_steps_needs_no_step(by_hand: bool, tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.automatic_optimization = not by_hand
+                self.layer = torch.nn.Linear(3, 2)
+
+            def configure_optimizers(self) -> Any:
+                optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+                return [optimizer], [Halving(optimizer)]
+
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                loss = torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+                if not by_hand:
+                    return loss
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+                return None
+
+            def on_train_epoch_end(self) -> None:
+                if by_hand:
+                    self.lr_schedulers().halve()
+
+            if not by_hand:
+
+                def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+                    scheduler.halve()
+
+        first = trainer(L, tmp_path, max_epochs=2)
+        first.fit(Module(), loader())
+        first.save_checkpoint(tmp_path / "a.ckpt")
+        further = trainer(L, tmp_path, max_epochs=3)
+        further.fit(Module(), loader(), ckpt_path=tmp_path / "a.ckpt")
+        [config] = further.lr_scheduler_configs
+        return {"calls": config.scheduler.calls, "rate": further.optimizers[0].param_groups[0]["lr"]}
+
+    assert compare(run) == {"calls": 3, "rate": 0.0625}
