@@ -60,7 +60,7 @@ class Precision:
 
     def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         """Step the optimizer; ``False`` when the step was skipped because a gradient was not finite."""
-        unprofiled.step(optimizer) if closure is None else optimizer.step(closure)
+        unprofiled.step(optimizer) if closure is None else optimizer.step(closure=closure)
         return True
 
     @property

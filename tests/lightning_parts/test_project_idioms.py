@@ -986,3 +986,32 @@ def test_a_schedule_that_the_project_steps_needs_no_step(by_hand: bool, tmp_path
         return {"calls": config.scheduler.calls, "rate": further.optimizers[0].param_groups[0]["lr"]}
 
     assert compare(run) == {"calls": 3, "rate": 0.0625}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_optimizer_of_the_projects_own_is_given_its_closure_by_name(by_hand: bool, tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        given: list[Any] = []
+
+        class Named(torch.optim.SGD):
+            def step(self, *unnamed: Any, **options: Any) -> Any:
+                given.append((len(unnamed), sorted(options)))
+                return super().step(options["closure"])
+
+        def step_by_hand(self: Any, batch: Any, batch_idx: int) -> None:
+            def closure() -> Any:
+                self.zero_grad()
+                loss = self.head(self.backbone(batch[0])).square().mean()
+                self.manual_backward(loss)
+                return loss
+
+            self.optimizers().step(closure)
+            self.optimizers().step(closure=closure, rate=2)
+
+        parts: dict[str, Any] = {"training_step": step_by_hand} if by_hand else {}
+        module = classifier(L, configure_optimizers=lambda self: Named(self.parameters(), lr=0.1), **parts)
+        module.automatic_optimization = not by_hand
+        trainer(L, tmp_path, max_epochs=1, limit_train_batches=2).fit(module, loader())
+        return {"given": given, "weights": weights(module)}
+
+    assert (0, ["closure"]) in compare(run)["given"]
