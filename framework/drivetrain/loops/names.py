@@ -136,12 +136,10 @@ class NoEvaluation:
 
     def __init__(self, defined: bool = False) -> None:
         self._data_source = DataSource(defined)
+        self.batch_progress = Progress()
 
     max_batches: list[int | float] = []
     num_dataloaders = 0
-
-    def __init__(self) -> None:
-        self.batch_progress = Progress()
 
 
 class EpochCount:
