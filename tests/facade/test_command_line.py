@@ -308,3 +308,19 @@ def test_classes_of_torch_are_made_unasked_only_where_they_are_parts_of_a_networ
         with pytest.raises(CheckpointError, match="which is not made unasked"):
             Open.load_from_checkpoint(tmp_path / "a.ckpt")
         assert not made.exists()
+
+
+class Written(cli.LightningCLI):
+    """Makes its parser by itself, as a project does that adds words to it, of the parts that Lightning's has."""
+
+    def setup_parser(self, add_subcommands: bool, main_kwargs: Any, subparser_kwargs: Any) -> None:
+        self.parser = self.init_parser(**main_kwargs)
+        self.parser.add_argument("--more", default=1)
+        self._subcommand_method_arguments = {}
+        self._add_subcommands(self.parser, **subparser_kwargs)
+
+
+def test_a_project_may_make_the_parser_by_itself(tmp_path: Path) -> None:
+    words = ["fit", *QUIET, "--trainer.max_steps=1", f"--trainer.default_root_dir={tmp_path}"]
+    made = Written(BoringModel, BoringDataModule, None, seed_everything_default=False, args=words)
+    assert made.trainer.global_step == 1 and made.config.more == 1

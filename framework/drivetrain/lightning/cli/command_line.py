@@ -99,6 +99,9 @@ class LightningCLI:
         self.subclass_mode_model = subclass_mode_model or model_class is None
         self.subclass_mode_data = subclass_mode_data or datamodule_class is None
 
+        # Here, not in setup_parser, which a project may write anew and call the rest of.
+        self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
+        self._subcommand_method_arguments: dict[str, list[str]] = {}
         self.setup_parser(run, *self._setup_parser_kwargs(self.parser_kwargs))
         self.parse_arguments(self.parser, args)
         self.subcommand: str | None = self.config.subcommand if run else None
@@ -138,8 +141,6 @@ class LightningCLI:
     ) -> None:
         """Make the parser with its arguments, or with a parser for each subcommand that has them."""
         self.parser = self.init_parser(**main_kwargs)
-        self._subcommand_parsers: dict[str, LightningArgumentParser] = {}
-        self._subcommand_method_arguments: dict[str, list[str]] = {}
         if add_subcommands:
             self._add_subcommands(self.parser, **subparser_kwargs)
         else:
