@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -269,6 +270,19 @@ def stages_that_follow_a_fit(L: Any, folder: Path) -> Any:
     at_hand = trainer_of(L)
     at_hand.test(module_of(L), loader(8), verbose=False)
     return [*answers, at_hand.test_loop.max_batches, at_hand.test_loop.num_dataloaders]
+
+
+@question
+def classes_of_a_module(L: Any, folder: Path) -> Any:
+    """As a project's registry collects all callbacks by name."""
+    answers = []
+    for path, base in (("callbacks", "Callback"), ("loggers", "Logger"), ("profilers", "Profiler")):
+        module = import_module(f"{L.__name__}.{path}")
+        found = dict(inspect.getmembers(module, inspect.isclass))
+        answers.append(sorted(name for name, one in found.items() if issubclass(one, found[base])))
+    answers[1] = [name for name in answers[1] if name[:2] in ("CS", "Lo", "ML", "Te", "Wa")]  # of no services
+    answers[2] = [name for name in answers[2] if name != "XLAProfiler"]  # of a device that is not offered
+    return answers
 
 
 @question

@@ -143,7 +143,8 @@ class _DeepNames(MetaPathFinder, Loader):
 def name_below(module: str) -> None:
     """Called at the end of ``module``: let the paths below it be its attributes as well (``L.utilities.types``), as
     Lightning imports them all, and answer names that are not offered. A name that leads to another module is one when
-    it is asked for."""
+    it is asked for. What is loaded when it is asked for is among the names that ``dir`` gives, so that a project can
+    look for all classes of a module."""
     root, _, short = module.rpartition(".")
     found = sys.modules[module]
     own: Callable[[str], Any] | None = vars(found).get("__getattr__")
@@ -167,6 +168,7 @@ def name_below(module: str) -> None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     vars(found)["__getattr__"] = lead
+    vars(found).setdefault("__dir__", lambda: sorted({*vars(found), *vars(found).get("__all__", ())}))
 
 
 def install(root: str) -> None:

@@ -49,4 +49,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), "LightningArgumentParser"})
+
+
 deep_names.name_below(__name__)
