@@ -67,7 +67,7 @@ class CombinedLoader:
         self.iterables = iterables
         self.mode = mode
         self._flattened, self._spec = tree_flatten(iterables, is_leaf=_is_loader)
-        self.limits: list[int | float] | None = None
+        self._limited: list[int | float] | None = None
         self._iterator: Iterator[tuple[Any, int, int]] | None = None
 
     @property
@@ -80,6 +80,25 @@ class CombinedLoader:
         if len(loaders) != len(self._flattened):
             raise ValueError(f"{len(loaders)} loaders do not stand in the places of {len(self._flattened)}.")
         self.iterables, self._flattened = self.rebuilt(loaders), loaders
+
+    @property
+    def limits(self) -> list[int | float] | None:
+        """Batches that are read of each loader, of all together where they are read at once; None for all.
+
+        To set one number is to set it for each.
+
+        Raises:
+            ValueError: there are not as many as loaders.
+        """
+        return self._limited
+
+    @limits.setter
+    def limits(self, limits: int | float | list[int | float] | None) -> None:
+        if isinstance(limits, (int, float)):
+            limits = [limits] * len(self.flattened)
+        if limits is not None and len(limits) != len(self.flattened):
+            raise ValueError(f"{len(limits)} limits are not one for each of {len(self.flattened)} loaders.")
+        self._limited = limits
 
     @property
     def _mode(self) -> str:

@@ -265,10 +265,38 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
             meant_for_one=rank_zero_only,
         )
 
-    def log_dict(self, dictionary: Mapping[str, Any], **options: Any) -> None:
+    def log_dict(
+        self,
+        dictionary: Mapping[str, Any],
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
         """:meth:`log` for each item; the options are the same."""
         for name, value in _items(dictionary):
-            self.log(name, value, **options)
+            self.log(
+                name,
+                value,
+                prog_bar=prog_bar,
+                logger=logger,
+                on_step=on_step,
+                on_epoch=on_epoch,
+                reduce_fx=reduce_fx,
+                enable_graph=enable_graph,
+                sync_dist=sync_dist,
+                sync_dist_group=sync_dist_group,
+                add_dataloader_idx=add_dataloader_idx,
+                batch_size=batch_size,
+                rank_zero_only=rank_zero_only,
+            )
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Print on the first worker only, above the progress bar."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import signal
 from enum import Enum
@@ -546,3 +547,41 @@ def test_a_data_module_prints_the_sizes_of_its_data(L: Any) -> None:
         "{Test dataloader: None}",
         "{Predict dataloader: None}",
     ]
+
+
+@both
+def test_options_of_log_dict_have_an_order(L: Any, tmp_path: Path) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.log_dict({"a": 1.0, "b": 2.0}, True, False, False, True)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    fit = trainer(L, tmp_path)
+    fit.fit(module(L, training_step=training_step), loader())
+    assert fit.progress_bar_metrics == {"a": 1.0, "b": 2.0} and set(fit.callback_metrics) == {"a", "b"}
+
+
+@both
+@pytest.mark.parametrize("mode", ["power", "binsearch"])
+def test_a_search_without_a_trial_keeps_the_first_size(L: Any, mode: str, tmp_path: Path) -> None:
+    data = TensorDataset(torch.ones(40, 6), torch.zeros(40, dtype=torch.long))
+    searched = module(L, train_dataloader=lambda self: DataLoader(data, self.batch_size))
+    searched.batch_size = 3
+    size = L.tuner.Tuner(trainer(L, tmp_path)).scale_batch_size(searched, mode=mode, init_val=20, max_trials=0)
+    assert size == searched.batch_size == (20 if mode == "power" else 19)
+
+
+@both
+def test_one_limit_is_each_loaders(L: Any) -> None:
+    combined = L.utilities.CombinedLoader([range(5), range(3)], "sequential")
+    combined.limits = 2
+    assert combined.limits == [2, 2] and len(list(combined)) == 4
+    with pytest.raises(ValueError, match="limits"):
+        combined.limits = [1]
+
+
+@both
+def test_arguments_that_may_be_left_out(L: Any) -> None:
+    """Of methods that a project calls itself, or by ``super()``."""
+    left_out = inspect.signature(L.callbacks.BatchSizeFinder.setup).parameters["stage"]
+    assert left_out.default is None
+    assert inspect.signature(L.loggers.MLFlowLogger.finalize).parameters["status"].default == "success"

@@ -79,7 +79,7 @@ class BatchSizeFinder(Callback):
         self._early_exit = False  # of the Tuner, which wants nothing else of the stage
 
     # -- when ---------------------------------------------------------------------------------------------------
-    def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str | None = None) -> None:
         request = trainer.request
         assert request is not None
         if any(loader is not None for loader in request.loaders.values()):
@@ -152,7 +152,7 @@ class BatchSizeFinder(Callback):
     def _search(self, trainer: Trainer, fits: Any) -> int:
         """The largest size that ``fits()``, as the mode searches for it."""
         size, good, bad, trials = min(self._init_val, self._max_val), 0, 0, 0
-        self._whole_steps = True
+        self._whole_steps = self._fitted_last = True
         while trials < self._max_trials:
             attributes.put(trainer, self._batch_arg_name, size)
             fitted = self._fitted_last = fits()
@@ -170,6 +170,8 @@ class BatchSizeFinder(Callback):
                 size = (max(good, 1) + bad) // 2 if self._mode == "binsearch" else bad // 2
             else:
                 size = min(size * 2, self._max_val)
+        if not (good or bad):  # none was to be tried
+            return size
         if not good:
             raise ConfigurationError(
                 f"BatchSizeFinder: not even batches of {bad} fit into memory: make the module smaller."

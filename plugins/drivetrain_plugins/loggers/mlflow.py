@@ -186,7 +186,7 @@ class MLFlowLogger(Logger):
             self._logged_model_time[path] = moment
 
     @first_worker_only
-    def finalize(self, status: str) -> None:
+    def finalize(self, status: str = "success") -> None:
         if self._client is None:
             return
         if self._checkpoint_callback is not None and status != "failed":
