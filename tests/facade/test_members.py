@@ -286,6 +286,31 @@ def classes_of_a_module(L: Any, folder: Path) -> Any:
 
 
 @question
+def a_trainer_that_fits_again_from_nothing(L: Any, folder: Path) -> Any:
+    """As in active learning, where a new module is trained for each round."""
+    answers: list[Any] = []
+
+    def on_train_batch_end(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        loop = self.trainer.fit_loop
+        answers.append((self.current_epoch, batch_idx, self.global_step, loop.total_batch_idx, float(outputs["loss"])))
+
+    def on_validation_epoch_end(self: Any) -> None:
+        answers.append(("validated", self.current_epoch, self.global_step))
+
+    at_hand = trainer_of(L, max_epochs=2, num_sanity_val_steps=0, val_check_interval=5, check_val_every_n_epoch=None)
+    for round_ in range(3):
+        if round_:
+            at_hand.fit_loop.epoch_progress.reset()
+            at_hand.fit_loop.epoch_loop.batch_progress.reset()
+            at_hand.fit_loop.epoch_loop.scheduler_progress.reset()
+            at_hand.fit_loop.epoch_loop.automatic_optimization.optim_progress.reset()
+            answers.append((at_hand.current_epoch, at_hand.global_step))
+        hooks = {"on_train_batch_end": on_train_batch_end, "on_validation_epoch_end": on_validation_epoch_end}
+        at_hand.fit(module_of(L, **hooks), loader(), loader(8))
+    return answers
+
+
+@question
 def hooks_of_the_first_lightning(L: Any, folder: Path) -> Any:
     """Each stage refuses those that it would have called; a project trains with a test_epoch_end that nobody ported."""
     answers = []

@@ -176,7 +176,12 @@ class EpochProgress:
     """Epochs of a run, of which there is one count."""
 
     def __init__(self, loop: LoopNames) -> None:
+        self._loop = loop
         self.current = self.total = EpochCount(loop)
+
+    def reset(self) -> None:
+        """Begin with the first one, as projects let a Trainer fit again from nothing."""
+        self._loop.begin_at(0)
 
 
 class StepCount:
@@ -207,7 +212,31 @@ class StepProgress:
     """Steps of a run's optimizers, of which there is one count."""
 
     def __init__(self, loop: LoopNames) -> None:
+        self._loop = loop
         self.current = self.total = StepCount(loop)
+
+    def reset(self) -> None:
+        """None was made."""
+        self._loop.count_from(0)
+
+
+class ScheduleProgress:
+    """Steps of a run's schedules, which nobody counts here: there is nothing to set back."""
+
+    def reset(self) -> None:
+        """Nothing changes."""
+
+
+class BatchesOfFit(Progress):
+    """A fit's batches, as they stand; to reset them is to let the fit begin their count over epochs anew."""
+
+    def __init__(self, loop: RunningLoop, current: Count, total: Count) -> None:
+        super().__init__(current, total, loop.is_last_batch)
+        self._loop = loop
+
+    def reset(self) -> None:
+        super().reset()
+        self._loop.batches_seen = 0
 
 
 class OptimizerProgress:
@@ -217,6 +246,7 @@ class OptimizerProgress:
         self._loop = loop
         self.optimizer = self
         self.step = StepProgress(loop)
+        self.reset = self.step.reset
 
     @property
     def optimizer_steps(self) -> int:
@@ -249,6 +279,10 @@ class LoopNames:
     @property
     def epoch_progress(self) -> EpochProgress:
         return EpochProgress(self)
+
+    @property
+    def scheduler_progress(self) -> ScheduleProgress:
+        return ScheduleProgress()
 
     @property
     def max_batches(self) -> int | float:
@@ -349,7 +383,7 @@ class RunningLoop(LoopNames):
         done, total = self.batch_idx + 1 - self.in_batch, self.batches_seen
         taken = self.in_batch
         current = Count(done + taken, done + taken, done, done)
-        return Progress(current, Count(total + taken, total + taken, total, total), self.is_last_batch)
+        return BatchesOfFit(self, current, Count(total + taken, total + taken, total, total))
 
     @property
     def epoch_is_over(self) -> bool:  # type: ignore[override]
