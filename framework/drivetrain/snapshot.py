@@ -48,7 +48,9 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         fit.boundary.agree(fit.metrics)  # the losses of the steps since the last boundary belong to the curve
         fit.boundary.keep_log_step()
     optimizers = [] if weights_only or fit is None else fit.optimizers
-    if trainer.handed_over:  # the workers had the rest and are gone
+    if trainer.status == "idle":  # no stage has begun, and a script asks for a checkpoint of the module as it is
+        state = {"module": module.state_dict()}
+    elif trainer.handed_over:  # the workers had the rest and are gone
         state = {"module": module.state_dict()}
         if not weights_only and trainer.left_state is None:
             warnings.warn(

@@ -1015,3 +1015,32 @@ def test_an_optimizer_of_the_projects_own_is_given_its_closure_by_name(by_hand: 
         return {"given": given, "weights": weights(module)}
 
     assert (0, ["closure"]) in compare(run)["given"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_checkpoint_of_a_module_that_was_not_trained(workers: int, tmp_path: Path) -> None:
+    """What scripts do to turn weights from elsewhere into a checkpoint."""
+
+    def run(L: Any) -> dict[str, Any]:
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self, size: int = 3) -> None:
+                super().__init__()
+                self.save_hyperparameters()
+                self.layer = torch.nn.Linear(size, 1)
+
+            def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+                checkpoint["own"] = 1
+
+        options: dict[str, Any] = {"devices": workers, "strategy": "ddp_spawn"} if workers > 1 else {}
+        saving, module = trainer(L, tmp_path, **options), Module(4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            saving.strategy.connect(module)
+            saving.save_checkpoint(tmp_path / "a.ckpt")
+        held = torch.load(tmp_path / "a.ckpt", weights_only=True)
+        loaded = Module.load_from_checkpoint(tmp_path / "a.ckpt")
+        assert torch.equal(loaded.layer.weight, module.layer.weight)
+        same = ("epoch", "global_step", "hyper_parameters", "own")
+        return {"asked": saving.lightning_module is module, "size": loaded.hparams.size} | {k: held[k] for k in same}
+
+    compare(run)

@@ -68,6 +68,16 @@ def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
     return with_defaults
 
 
+def _connect(trainer: Trainer, joined: Any) -> None:
+    """What ``trainer.strategy.connect`` is: given a module, it makes that the Trainer's, so that a script can save a
+    checkpoint of it without a fit. What a strategy itself connects to is a job."""
+    if not isinstance(joined, TrainModule):
+        type(trainer.strategy).connect(trainer.strategy, joined)
+        return
+    trainer.lightning_module = joined
+    joined.trainer = trainer
+
+
 _ELSEWHERE = set(inspect.signature(drivetrain.trainer.Trainer.__init__).parameters) - {"self"}
 
 
@@ -183,6 +193,7 @@ class Trainer(drivetrain.trainer.Trainer):
         if unlogged:
             given["log_every_n_steps"] = None
         super().__init__(**{**given, **settings, **more})
+        self.strategy.connect = functools.partial(_connect, self)  # type: ignore[method-assign]
         if asked == "cpu" and (gpus := torch.cuda.device_count()):
             rank_zero_warn(
                 f"accelerator='cpu', and there {'is a GPU' if gpus == 1 else f'are {gpus} GPUs'} here that nothing"
