@@ -16,6 +16,8 @@ import pytest
 import torch
 import torchmetrics
 import tqdm
+import yaml
+from omegaconf import OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -316,6 +318,17 @@ def test_an_enumeration_is_written_by_name(L: Any, tmp_path: Path) -> None:
     saving = importlib.import_module(f"{L.__name__}.core.saving")
     saving.save_hparams_to_yaml(tmp_path / "hparams.yaml", {"speed": Speed.SLOW, "size": 3})
     assert saving.load_hparams_from_yaml(tmp_path / "hparams.yaml") == {"speed": "SLOW", "size": 3}
+
+
+@both
+def test_texts_that_look_like_numbers_are_texts_to_each_reader(L: Any, tmp_path: Path) -> None:
+    given = {"lr": "1e-4", "nested": {"steps": "1_000", "end": "nan", "name": "e-4"}, "decay": 1e-4, "many": ["2e3", 2]}
+    logger = L.loggers.CSVLogger(tmp_path)
+    logger.log_hyperparams(given)
+    logger.save()
+    importlib.import_module(f"{L.__name__}.core.saving").save_hparams_to_yaml(tmp_path / "saved.yaml", given)
+    for file in (Path(logger.log_dir, "hparams.yaml"), tmp_path / "saved.yaml"):
+        assert OmegaConf.to_container(OmegaConf.load(file)) == given == yaml.safe_load(file.read_text())
 
 
 def test_a_logger_that_is_none_is_refused_at_once() -> None:

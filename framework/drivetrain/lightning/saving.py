@@ -16,6 +16,7 @@ import yaml
 from drivetrain.data import DataModule
 from drivetrain.lightning import deep_names
 from drivetrain.module import TrainModule
+from drivetrain.yaml_text import yaml_text
 
 __path__: list[str] = []
 
@@ -81,12 +82,12 @@ def save_hparams_to_yaml(
         plain = OmegaConf.to_container(value) if isinstance(value, DictConfig | ListConfig) else value
         plain = plain.name if isinstance(plain, Enum) else plain
         try:
-            yaml.safe_dump(plain)
+            yaml_text(plain)
         except yaml.YAMLError:
             warnings.warn(f"{name!r} is left out of {path.name}: YAML has no {type(value).__name__}.", stacklevel=2)
             continue
         kept[name] = plain
-    path.write_text(yaml.safe_dump(kept, allow_unicode=True), encoding="utf-8")
+    path.write_text(yaml_text(kept), encoding="utf-8")
 
 
 def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from drivetrain.local_path import local_path
 from drivetrain.logger import Logger, first_worker_only
+from drivetrain.yaml_text import yaml_text
 from drivetrain_plugins.loggers.parameters import plain
 
 
@@ -108,7 +107,7 @@ class VersionedLogger(Logger):
             path = Path(self.log_dir) / self.NAME_HPARAMS_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{path.name}.part")
-            beside.write_text(yaml.safe_dump(self.hparams, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            beside.write_text(yaml_text(self.hparams, sort_keys=False), encoding="utf-8")
             os.replace(beside, path)
             self._hparams_written = dict(self.hparams)
 
