@@ -354,6 +354,23 @@ def test_workers_write_to_the_run_that_the_script_holds(monkeypatch: pytest.Monk
     assert begun[3]["id"] == "w1"  # it has ended: gone on with by its id
 
 
+def test_what_a_dataclass_holds_beside_its_fields_is_written(tmp_path: Path) -> None:
+    """As of a project's that takes whatever its configuration file says."""
+
+    @dataclasses.dataclass
+    class Settings:
+        rate: float = 0.1
+
+    settings = Settings()
+    settings.batch_size, settings._cache = 4, object()  # type: ignore[attr-defined]
+    logger = ours.loggers.CSVLogger(tmp_path, name="n", version=0)
+    logger.log_hyperparams({"settings": settings})
+    logger.save()
+    assert yaml.safe_load((tmp_path / "n" / "version_0" / "hparams.yaml").read_text()) == {
+        "settings": {"rate": 0.1, "batch_size": 4}
+    }
+
+
 def test_a_score_that_is_a_whole_number_stays_one(tmp_path: Path) -> None:
     for score in torch.tensor(3), torch.tensor(0.5), None:
         told = description(Saved(tmp_path / "x.ckpt"), "x.ckpt", score)["score"]

@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 def plain(value: Any) -> Any:
     """``value`` as dictionaries, lists, strings, numbers, booleans and None; anything else as its ``str``.
 
-    So are keys: a table of names by number has numbers for its keys.
+    So are keys: a table of names by number has numbers for its keys. Of a dataclass, what it holds beside its fields
+    is there, too, as in the object that Lightning writes.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -28,7 +29,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Namespace):
         return plain(vars(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        further = {name: item for name, item in getattr(value, "__dict__", {}).items() if name[:1] != "_"}
+        return {name: plain(item) for name, item in (found | further).items()}
     if isinstance(value, Mapping):
         return {_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
