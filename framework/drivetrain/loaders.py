@@ -95,7 +95,9 @@ def dealt_to(loader: DataLoader[Any], ranks: int, rank: int, shuffle: bool, seed
 def with_sampler(loader: DataLoader[Any], sampler: Sampler[Any]) -> DataLoader[Any]:
     """A loader of the same class and attributes that reads, in batches of the same size, what ``sampler`` says."""
     found = copy.copy(loader)
-    batches = BatchSampler(sampler, cast(int, loader.batch_size), loader.drop_last)
+    given = loader.batch_sampler  # which knows its size also where it was given, and the loader does not
+    like = given if isinstance(given, BatchSampler) else loader
+    batches = BatchSampler(sampler, cast(int, like.batch_size), like.drop_last)
     # DataLoader refuses to have these set after its __init__, since an iterator may be there; a copy has none.
     vars(found).update(sampler=sampler, batch_sampler=batches, _iterator=None)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 import drivetrain.lightning as ours
 from tests.lightning_parts.both import classifier, compare, loader, trainer, weights
@@ -84,3 +84,51 @@ def test_whether_the_strategy_is_a_distributed_one(tmp_path: Path, strategy: str
         return {"is": connector.is_distributed, "sampler": connector.use_distributed_sampler}
 
     assert compare(run) == {"is": distributed, "sampler": False}
+
+
+class Numbers(ours.LightningModule):
+    """Has no gradient worth the name: it notes what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.read: list[list[int]] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.read.append(batch.tolist())
+        return self.weight * batch.sum()
+
+    def predict_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        return batch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def in_batches(shuffled: bool, drop_last: bool) -> DataLoader[Any]:
+    """Batches of four of ten numbers, by a sampler of torch's that a project gives."""
+    order = RandomSampler(range(10)) if shuffled else SequentialSampler(range(10))
+    return DataLoader(range(10), batch_sampler=BatchSampler(order, 4, drop_last))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches_of_a_given_batch_sampler_are_dealt_out(
+    shuffled: bool, drop_last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a loader has no batch size of its own. As Lightning, in one that a hook makes; one that is given to ``fit``
+    breaks there."""
+    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # which it sets
+        monkeypatch.setenv(variable, "0")
+    ours.seed_everything(3)
+    module = Numbers()
+    trainer(ours, tmp_path, strategy="ddp", max_epochs=2).fit(module, in_batches(shuffled, drop_last))
+    sampler: DistributedSampler[Any] = DistributedSampler(range(10), 1, 0, shuffle=True, seed=3)  # type: ignore[arg-type]
+    expected = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        expected += list(BatchSampler(sampler, 4, drop_last))
+    assert module.read == expected
+    several = trainer(ours, tmp_path, strategy="ddp", devices=2)
+    found = several.predict(Numbers(), in_batches(shuffled, drop_last))
+    assert sorted(torch.cat(found).tolist()) == list(range(10)) and max(map(len, found)) == 4
