@@ -129,6 +129,9 @@ class CombinedLoader:
             raise StopIteration
         return next(self._iterator)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_iterator": None}  # an iteration that was begun is not copied, nor sent to others
+
     def _read(self) -> Iterator[tuple[Any, int, int]]:
         limits = self._limits()
         if self.mode == "sequential":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 from typing import Any
 
@@ -64,3 +66,11 @@ def test_unlike_parts_are_told_of_once(sizes: tuple[int, int], unlike: bool) -> 
     about = [str(one.message) for one in told if "read at once" in str(one.message)]
     assert len(about) == unlike, about
     assert not unlike or "not quite the loss of one process" in about[0]
+
+
+def test_a_combined_loader_that_is_being_read_can_be_copied() -> None:
+    combined = CombinedLoader([range(3), range(2)], "sequential")
+    assert next(iter(combined)) == (0, 0, 0)
+    for copied in (copy.deepcopy(combined), pickle.loads(pickle.dumps(combined))):
+        assert [batch for batch, _, _ in copied] == [0, 1, 2, 0, 1]
+    assert next(combined) == (1, 1, 0)
