@@ -598,3 +598,11 @@ def test_arguments_that_may_be_left_out(L: Any) -> None:
     left_out = inspect.signature(L.callbacks.BatchSizeFinder.setup).parameters["stage"]
     assert left_out.default is None
     assert inspect.signature(L.loggers.MLFlowLogger.finalize).parameters["status"].default == "success"
+
+
+@both
+def test_a_project_may_ask_how_much_of_a_device_is_in_use(L: Any, tmp_path: Path) -> None:
+    fit = trainer(L, tmp_path)
+    found = fit.accelerator.get_device_stats(torch.device("cpu"))
+    assert set(found) == {"cpu_vm_percent", "cpu_percent", "cpu_swap_percent"}
+    assert all(0.0 <= value <= 100.0 for value in found.values())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from drivetrain import device_stats
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import deep_names
 from drivetrain.lightning.refused_classes import refused
@@ -29,9 +32,21 @@ class Accelerator:
 class CPUAccelerator(Accelerator):
     name = "cpu"
 
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        """The load and the memory in use of the machine, in per cent.
+
+        Raises:
+            ConfigurationError: psutil is not installed.
+        """
+        return device_stats.of_cpus()
+
 
 class CUDAAccelerator(Accelerator):
     name = "cuda"
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        """What torch's allocator has on ``device`` (``torch.cuda.memory_stats``)."""
+        return device_stats.of_gpu(device)
 
     @staticmethod
     def is_available() -> bool:

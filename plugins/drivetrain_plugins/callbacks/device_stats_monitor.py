@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from drivetrain import device_stats
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 
@@ -37,7 +36,7 @@ class DeviceStatsMonitor(Callback):
         if stage == "fit" and not trainer.loggers:
             raise ConfigurationError("DeviceStatsMonitor has nowhere to log to: give the Trainer a logger.")
         if self._cpu_stats or (self._cpu_stats is None and trainer.strategy.device.type == "cpu"):
-            _cpu()
+            device_stats.of_cpus()
 
     def _get_and_log_device_stats(self, trainer: Trainer, key: str) -> None:
         """Log where it is due in the hook ``key``; subclasses that read other figures override it (the name is
@@ -53,9 +52,9 @@ class DeviceStatsMonitor(Callback):
         device = trainer.strategy.device
         found: dict[str, float] = {}
         if device.type == "cuda":
-            found |= torch.cuda.memory_stats(device)
+            found |= device_stats.of_gpu(device)
         if self._cpu_stats or (self._cpu_stats is None and device.type == "cpu"):
-            found |= _cpu()
+            found |= device_stats.of_cpus()
         for logger in trainer.loggers if found else []:
             prefix = f"{type(self).__qualname__}.{key}{logger.group_separator}"
             logger.log_metrics({f"{prefix}{name}": float(value) for name, value in found.items()}, step=step)
@@ -107,17 +106,3 @@ class DeviceStatsMonitor(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         self._get_and_log_device_stats(trainer, "on_test_batch_end")
-
-
-def _cpu() -> dict[str, float]:
-    try:
-        import psutil
-    except ModuleNotFoundError:
-        raise ConfigurationError(
-            "DeviceStatsMonitor reads the CPUs with the package psutil: pip install psutil"
-        ) from None
-    return {
-        "cpu_vm_percent": psutil.virtual_memory().percent,
-        "cpu_percent": psutil.cpu_percent(),
-        "cpu_swap_percent": psutil.swap_memory().percent,
-    }
