@@ -325,7 +325,6 @@ class FitLoop(RunningLoop):
         trainer, hooks, timing, optimization = self.trainer, self.hooks, self.timing, self.optimization
         batches, total, inner = window.batches, window.total, self._inner
         final = len(batches) - 1
-        alone = self.strategy.data.size == 1
         optimization.stepped = False
         self.last_batch_size = int(total or 0)
         timing.on = self.global_step % timing.stride == 0
@@ -336,7 +335,7 @@ class FitLoop(RunningLoop):
             if total is None:
                 self.last_batch_size += micro.total
             batch = trainer.to_device(micro)
-            first = number == 0 or (alone and all(one.absent for one in steps))
+            first = number == 0 or not any(one.runs for one in steps)
             step = MicroStep(self, micro, batch, share_of(self, micro, window), first, closes)
             steps.append(step)
             if closes and number < final:
@@ -353,8 +352,8 @@ class FitLoop(RunningLoop):
                 self.clock = perf_counter()
             phase.current.name = phase.FORWARD
             hooks.current = "optimizer_step"
-            if alone and step.absent and (first or not closes):
-                pass  # of several replicas others may have a batch: they go on as after a step without a loss
+            if not step.runs and (first or not closes):
+                pass  # nothing to step with, or not yet
             elif not self.module.automatic_optimization or self.forward_only:
                 optimization.manual(step)
                 optimization.steps += self.forward_only and micro.last  # Lightning counts one that changes nothing

@@ -81,13 +81,17 @@ class Optimization:
             return
         called = False
 
+        def run(step: MicroStep) -> None:
+            if step.runs:
+                step.loss = strategy.forward_backward(step)
+
         def closure() -> Any:
             nonlocal called
             if called:
                 for step in steps[:-1]:
-                    step.loss = strategy.forward_backward(step)
+                    run(step)
             called = True
-            last.loss = strategy.forward_backward(last)
+            run(last)
             return self._window_loss(steps) if self._closures else last.loss
 
         if self._default_step:

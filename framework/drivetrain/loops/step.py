@@ -30,9 +30,15 @@ class MicroStep:
         loss: the detached loss, None where the batch was skipped.
         value: the loss as a number, where it was read to be checked.
         weighted: whether the module gave the loss's weight itself; ``share`` is then that weight.
+        absent: whether the loader gave None, which stands for a batch that there is not.
+        runs: whether the strategy is given it. Of several replicas others may have a batch, so that an absent one goes
+            through as one whose step gave no loss.
     """
 
-    __slots__ = ("_fit", "batch", "first", "index", "last", "loss", "micro", "output", "share", "value", "weighted")
+    __slots__ = (
+        *("_fit", "absent", "batch", "first", "index", "last", "loss", "micro", "output", "runs", "share", "value"),
+        "weighted",
+    )
 
     def __init__(self, fit: FitLoop, micro: MicroBatch, batch: Any, share: float, first: bool, last: bool) -> None:
         self._fit = fit
@@ -46,6 +52,8 @@ class MicroStep:
         self.loss: Tensor | None = None
         self.value: float | None = None
         self.weighted = False
+        self.absent = batch is None
+        self.runs = not self.absent or fit.strategy.data.size > 1
 
     def call(self, batch: Any, fraction: float = 1.0) -> Tensor | None:
         fit = self._fit
@@ -113,11 +121,6 @@ class MicroStep:
             if self.share < 0:
                 raise TrainingError(f"training_step returned a negative weight ({float(weight)}).")
         return loss
-
-    @property
-    def absent(self) -> bool:
-        """Whether the loader gave None, which stands for a batch that there is not."""
-        return self.batch is None
 
     @property
     def outputs(self) -> dict[str, Any] | None:
