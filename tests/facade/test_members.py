@@ -273,6 +273,26 @@ def stages_that_follow_a_fit(L: Any, folder: Path) -> Any:
 
 
 @question
+def loops_of_stages_before_and_after_them(L: Any, folder: Path) -> Any:
+    answers = []
+
+    def ask() -> None:
+        for name in ("validate_loop", "test_loop", "predict_loop"):
+            one = getattr(trainer, name)
+            answers.append([one._data_source.is_defined(), one.batch_progress.total.completed])
+
+    trainer, module = trainer_of(L), module_of(L)
+    ask()
+    trainer.fit(module, loader(), loader(8))
+    ask()
+    module = module_of(L, predict_step=lambda self, batch, batch_idx: batch[0].sum())
+    trainer.predict(module, loader(8))
+    answers.append([trainer.predict_loop.max_batches, trainer.predict_loop.num_dataloaders])
+    ask()
+    return answers
+
+
+@question
 def classes_of_a_module(L: Any, folder: Path) -> Any:
     """As a project's registry collects all callbacks by name."""
     answers = []

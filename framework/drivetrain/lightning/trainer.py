@@ -32,6 +32,7 @@ from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
+from drivetrain.loops.evaluate import PredictLoop
 from drivetrain.loops.names import LoopToCome, NoEvaluation
 from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
@@ -280,10 +281,24 @@ class Trainer(drivetrain.trainer.Trainer):
         """The same of ``test``."""
         return self._loop_of("test", "test")
 
+    @property
+    def predict_loop(self) -> Any:
+        """The same of ``predict``, of which the last one stays."""
+        return vars(self).get("predict_loop") or self._no_loop_of("predict", "predict")
+
+    @predict_loop.setter
+    def predict_loop(self, loop: PredictLoop | None) -> None:
+        vars(self)["predict_loop"] = loop
+
     def _loop_of(self, stage: str, data: str) -> Any:
         if self.stage == stage and self.evaluation is not None:
             return self.evaluation
-        return NoEvaluation(self.request is not None and stage_data.loader_of(self.request, data) is not None)
+        return self._no_loop_of(stage, data)
+
+    def _no_loop_of(self, stage: str, data: str) -> NoEvaluation:
+        # Before anything is known of a module and its data, Lightning takes it that there are some.
+        defined = self.request is None or stage_data.loader_of(self.request, data) is not None
+        return NoEvaluation(defined, self.progress_of(stage))
 
     @property
     def log_dir(self) -> str | None:

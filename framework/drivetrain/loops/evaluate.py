@@ -361,7 +361,7 @@ class EvaluateLoop(EvaluationNames):
         return results
 
 
-class PredictLoop:
+class PredictLoop(EvaluationNames):
     """Runs ``predict_step`` over the loaders and brings the predictions together in the order of the data.
 
     Attributes:

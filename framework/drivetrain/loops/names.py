@@ -128,15 +128,17 @@ class EvaluationNames:
 
 
 class NoEvaluation:
-    """Stands for an evaluation where none is made.
+    """Stands for an evaluation, or a prediction, where none is made.
 
     Args:
         defined: whether there is data for it.
+        progress: what earlier ones have counted.
     """
 
-    def __init__(self, defined: bool = False) -> None:
+    def __init__(self, defined: bool = False, progress: Progress | None = None) -> None:
         self._data_source = DataSource(defined)
-        self.batch_progress = Progress()
+        self.batch_progress = progress or Progress()
+        self.predictions: list[Any] = []
 
     max_batches: list[int | float] = []
     num_dataloaders = 0
