@@ -295,6 +295,8 @@ class Strategy(StrategyView):
         self.reduce_gradients(optimizer, manual)
         if not manual:
             self.normalise(optimizer)
+            if not self.contributed:  # what there is came from ranks that had a loss to scale
+                self.precision.scale(torch.zeros((), device=self.device))
         self.precision.unscale(optimizer)
         before_step()
 

@@ -175,6 +175,14 @@ def test_windows(strategy: Any, accumulate: int) -> None:
     compare(SkippingGPT, strategy, 2, accumulate_grad_batches=accumulate)
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "ring"])
+def test_a_rank_without_a_loss_undoes_the_scale_of_the_others(strategy: str) -> None:
+    options = {"data": DataLoader(dataset(51), batch_size=7), "max_epochs": 2, "precision": "16-mixed"}
+    alone = train(of(SkippingClassifier, 2), **options)
+    run = train(of(SkippingClassifier, 2), strategy, 2, **options)
+    assert run.steps == alone.steps and weights(alone, run) < 1e-2
+
+
 def test_groups_that_compute_together_skip_together() -> None:
     compare(SkippingGPT, CROSSED, 4, 2)
 
