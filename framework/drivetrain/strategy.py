@@ -239,6 +239,10 @@ class Strategy(StrategyView):
         step.after_backward()
         return loss.detach()
 
+    def without_batch(self) -> None:
+        """Called instead of ``training_step``, within the forward pass, where this rank's loader gave None and other
+        ranks may have a batch: take part in what they exchange in theirs."""
+
     weight = 0.0  # of the window so far, where the module weights its losses itself
     weighted = False  # whether it did in this window; this rank's own weight may still be zero
     contributed = True  # whether any micro-batch of the window gave a loss

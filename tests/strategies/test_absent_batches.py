@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, default_collate
 
 from drivetrain import Trainer
 from tests.facade.test_absent_batches import Given
-from tests.runs import QUIET
+from tests.runs import QUIET, Classifier, dataset, difference, train
 from tests.strategies.gpt import tiny_gpt, token_loader
 
 ABSENT = (1, 2, 5)  # of windows of two one that is half there, whichever half
@@ -35,3 +37,39 @@ def test_they_are_passed_over_by_all_ranks_alike(strategy: str, devices: int, wi
     steps, curve, weights = trained(strategy, devices, window)
     assert steps == alone[0] and torch.allclose(weights, alone[2], rtol=0, atol=1e-10)
     assert torch.allclose(torch.tensor(curve), torch.tensor(alone[1]), rtol=0, atol=1e-10)
+
+
+class OnOneRank:
+    """Gives the first rank None where the others get a batch."""
+
+    def __init__(self) -> None:
+        self.collated = 0
+
+    def __call__(self, samples: Any) -> Any:
+        self.collated += 1
+        absent = self.collated in (4, 9) and dist.is_initialized() and dist.get_rank() == 0
+        return None if absent else default_collate(samples)
+
+
+class Skipping(Classifier):
+    """In one process, leaves out what the first of two ranks would not have."""
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        return {"net.0": "columns", "net.2": "rows"}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        number = 8 * self.trainer.current_epoch + batch_idx + 1
+        if self.trainer.world_size > 1 or number not in (4, 9):
+            return super().training_step(batch, batch_idx)
+        kept = tuple(part.tensor_split(2)[1] for part in batch)
+        return self.loss(kept) * (len(kept[0]) / len(batch[0]))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", {"name": "mesh", "data": 1, "shard": 2, "tensor": 1}], ids=str)
+def test_one_rank_has_none(strategy: Any) -> None:
+    options: dict[str, Any] = {"max_epochs": 2, "timeout": 15}
+    runs = []
+    for at, devices in (("single", 1), (strategy, 2)):
+        data = DataLoader(dataset(51), batch_size=7, collate_fn=OnOneRank())
+        runs.append(train(Skipping, at, devices, data=data, **options))
+    assert difference(*runs)["weights"] < 1e-10

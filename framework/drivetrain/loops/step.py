@@ -59,6 +59,7 @@ class MicroStep:
         fit = self._fit
         metrics, hooks, module = fit.metrics, fit.hooks, fit.module
         if self.absent:
+            fit.strategy.without_batch()
             return None
         metrics.batch, metrics.fraction = self.micro, fraction
         former, hooks.current = hooks.current, "training_step"

@@ -283,6 +283,10 @@ class GoingAlong:
                     self._zeros.append(torch.zeros(shape, dtype=dtype, device=self.device))
         return end
 
+    def without_batch(self) -> None:
+        """Go through a step as one that returned None before it called any part."""
+        self._step.without_batch()
+
     def go_back(self) -> None:
         """Go back through all of it, from zeros."""
         self._zeroes = True
@@ -358,6 +362,14 @@ class StepWithRest:
         outer.__signature__ = signature  # type: ignore[attr-defined]
         setattr(module, method, MethodType(outer, module))
 
+    def without_batch(self) -> None:
+        """Do what a step does around the project's own, which is not called."""
+        step, self._step = self._step, _no_step
+        try:
+            self._gathered()
+        finally:
+            self._step = step
+
     def _inner(self, *args: Any, **kwargs: Any) -> Any:
         output = self._step(*args, **kwargs)
         if self.rest is None or not (output is None or (isinstance(output, Mapping) and output.get("loss") is None)):
@@ -365,6 +377,10 @@ class StepWithRest:
         end = self.rest()
         self._more = end is not None
         return (output, end) if self._more else output
+
+
+def _no_step() -> None:
+    """Stands for a step that has no batch."""
 
 
 class _Zeros(torch.autograd.Function):

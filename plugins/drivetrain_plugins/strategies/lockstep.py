@@ -63,6 +63,11 @@ class Lockstep:
         if self._along is not None and "passes" in state:
             self._along.load_state_dict(state["passes"])
 
+    def without_batch(self) -> None:
+        """Instead of ``training_step``, where this rank has no batch: the others gather weights in theirs."""
+        if self._along is not None:
+            self._along.without_batch()
+
     def step(self) -> AbstractContextManager[None]:
         """Around the forward and backward pass of a micro-batch."""
         self._losses.step()

@@ -180,6 +180,10 @@ class Mesh(Strategy):
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
         dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
+    def without_batch(self) -> None:
+        if self._passes is not None:
+            self._passes.without_batch()
+
     def own_state(self) -> dict[str, Any]:
         """What a step with a loss goes through, by which this rank goes along without one."""
         return {} if self._passes is None else self._passes.own_state()
