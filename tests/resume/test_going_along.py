@@ -234,3 +234,11 @@ def test_what_is_no_such_state_is_as_if_nothing_was_known(state: Any) -> None:
     one.load_state_dict(known())
     one.load_state_dict(state)
     assert one.state_dict() == {}
+
+
+def test_calls_deeper_than_can_be_read_are_as_if_nothing_was_known() -> None:
+    one, deep = along(), known()
+    for _ in range(5000):
+        deep["calls"] = [["blocks.0", True, True, True, True, True, deep["calls"]]]
+    one.load_state_dict(deep)
+    assert one.state_dict() == {}

@@ -186,7 +186,7 @@ class GoingAlong:
                 numbers = {name: number for number, name in enumerate(self._names)}
                 try:
                     self._known = [Call.of(call, numbers) for call in calls]
-                except ValueError:
+                except (ValueError, RecursionError):
                     return
                 self._used = frozenset(used)
 
