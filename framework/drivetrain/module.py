@@ -304,18 +304,17 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False, uneven: bool | None = None) -> Any:
         """Every rank's tensors and numbers, stacked along a new first dimension of size ``world_size``, which one rank
-        alone does not add. With ``sync_grads`` gradients flow back to where the tensors come from. Ranks with fewer
-        rows than others are filled up; ``uneven`` says whether there may be such, see
-        :meth:`drivetrain.strategy_view.StrategyView.all_gather`."""
+        alone does not add (under Lightning's meaning under ``single`` only). With ``sync_grads`` gradients flow back to
+        where the tensors come from. Ranks with fewer rows than others are filled up; ``uneven`` says whether there may
+        be such, see :meth:`drivetrain.strategy_view.StrategyView.all_gather`."""
         from lightning_utilities.core.apply_func import apply_to_collection
 
         strategy = self.trainer.strategy
 
-        def gather(tensor: Tensor) -> Tensor:
-            found = strategy.all_gather(tensor, group, sync_grads, uneven)
-            return found[0] if self.trainer.world_size == 1 else found
+        def gather(value: Any) -> Tensor:
+            return strategy.all_gather(torch.as_tensor(value), group, sync_grads, uneven)
 
-        return apply_to_collection(data, (Tensor, int, float), lambda x: gather(torch.as_tensor(x)))
+        return apply_to_collection(data, (Tensor, int, float), gather)
 
     # -- state --------------------------------------------------------------------------------------------------
     @property

@@ -85,7 +85,10 @@ class PublishedMetrics:
     def of(self, metrics: Metrics, by_step: bool) -> list[tuple[Entry, str, torch.Tensor]]:
         """What this rank has logged in the step or epoch at hand, as it is shown: entry, name and value."""
         found = metrics.current(by_step, self.trainer.world_size == 1)
-        return [(entry, name, self._as_shown(value, entry.double)) for entry, name, value in found]
+        # What a metric object gives keeps its type.
+        return [
+            (entry, name, self._as_shown(value, entry.double, entry.metric is not None)) for entry, name, value in found
+        ]
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The metric ``name``, the same on all ranks; see :meth:`drivetrain.Trainer.monitored`."""
@@ -164,10 +167,11 @@ class PublishedMetrics:
     def _shown(self, value: float, column: Column) -> torch.Tensor:
         return self._as_shown(torch.tensor(value, dtype=torch.float64), column.double)
 
-    def _as_shown(self, value: torch.Tensor, exact: bool) -> torch.Tensor:
+    def _as_shown(self, value: torch.Tensor, exact: bool, integer: bool = False) -> torch.Tensor:
+        """``value`` in the type that it is shown in; ``integer``: whole numbers may stay such."""
         if self.trainer.meanings.figures == "double" or (exact and value.dtype == torch.float64):
             return value
-        return value.to(torch.get_default_dtype()) if value.is_floating_point() else value
+        return value if integer and not value.is_floating_point() else value.to(torch.get_default_dtype())
 
     @property
     def in_double(self) -> list[str]:

@@ -101,8 +101,7 @@ def _drawing_apart(trainer: Trainer, request: Request, job: Job) -> Iterator[Non
 def _group_of_one(trainer: Trainer, job: Job) -> Iterator[None]:
     """While a stage lasts, the process group of a distributed strategy that has one worker: what a project calls of
     ``torch.distributed`` for several works for one."""
-    wanted = trainer.meanings.lone_group and trainer.strategy_name != "single" and job.world_size == 1
-    made = wanted and init_group_of_one(job, trainer.strategy.device)
+    made = trainer.has_lone_group and init_group_of_one(job, trainer.strategy.device)
     try:
         yield
     finally:

@@ -161,7 +161,8 @@ class StrategyView:
     def all_gather(
         self, tensor: Tensor, group: Any = None, sync_grads: bool = False, uneven: bool | None = None
     ) -> Tensor:
-        """Every rank's tensor, stacked along a new first dimension.
+        """Every rank's tensor, stacked along a new first dimension. One rank alone gives it as it is; under Lightning's
+        meaning only where no strategy for several processes was asked for.
 
         Args:
             tensor: this rank's, of one dtype on all ranks.
@@ -177,13 +178,13 @@ class StrategyView:
         if group is not None:
             raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
         tensor = tensor.to(self.device)
+        module = self.lightning_module
+        if self.communicator.world_size == 1:
+            return tensor[None] if module is not None and module.trainer.has_lone_group else tensor
         if uneven is None:
-            module = self.lightning_module
             batch = None if module is None else module.trainer.metrics.batch
             uneven = batch is None or not batch.even
         uneven = uneven and tensor.ndim > 0
-        if sync_grads and self.communicator.world_size == 1:
-            return tensor[None]
         if sync_grads and torch.is_grad_enabled():
             return _stacked(_Gather.apply(tensor, self.communicator, uneven))
         return _stacked(self.communicator.all_gather(tensor, uneven=uneven))

@@ -296,6 +296,11 @@ class TrainerState(Configuration):
         """Whether ``fit`` validates."""
         return self.validation is not None
 
+    @property
+    def has_lone_group(self) -> bool:
+        """Whether a strategy for several processes has one, which is given a process group all the same."""
+        return self.meanings.lone_group and self.strategy_name != "single" and self.world_size == 1
+
     def progress_of(self, stage: str) -> Progress:
         """Counts of the batches that this Trainer evaluated, or predicted, in all of its calls of ``stage``."""
         return self._progress.setdefault(stage, Progress())

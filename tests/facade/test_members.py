@@ -447,8 +447,29 @@ def gathered(L: Any, folder: Path) -> Any:
         answers.append([list(back.shape), back.requires_grad, self.all_gather({"a": torch.ones(3), "b": 2})])
         strategy = self.trainer.strategy
         answers.append([strategy.root_device.type, strategy.broadcast(3), strategy.is_global_zero, self.fabric])
+        answers.append(list(strategy.all_gather(torch.ones(3)).shape))
 
     trainer_of(L).fit(module_of(L, on_train_start=ask), loader())
+    return answers
+
+
+@question
+def types_of_what_is_logged(L: Any, folder: Path) -> Any:
+    answers = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> torch.Tensor:
+        whole = torch.tensor(batch_idx + 1)
+        self.log("both", whole, on_step=True, on_epoch=True)
+        self.log("step", whole, on_step=True, prog_bar=True)
+        self.log("number", batch_idx)
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_batch_end(self: Any, *rest: Any) -> None:
+        kinds = (self.trainer.callback_metrics, self.trainer.logged_metrics)
+        answers.append([{name: str(value.dtype) for name, value in one.items()} for one in kinds])
+
+    module = module_of(L, training_step=training_step, on_train_batch_end=on_train_batch_end)
+    trainer_of(L, log_every_n_steps=1).fit(module, loader())
     return answers
 
 

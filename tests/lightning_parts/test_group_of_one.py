@@ -26,6 +26,8 @@ def asks(L: Any) -> tuple[Any, list[Any]]:
 
     def on_train_start(module: Any) -> None:
         seen.append((dist.is_initialized(), dist.get_rank(), dist.get_world_size()))
+        stacked = (module.all_gather(torch.ones(3)), module.trainer.strategy.all_gather(torch.ones(3)))
+        seen.append([list(one.shape) for one in stacked])
 
     def on_train_epoch_end(module: Any) -> None:
         total = torch.tensor(2.0)
@@ -50,7 +52,7 @@ def run(L: Any, root: Path, strategy: str) -> dict[str, Any]:
 def test_it_is_there_while_a_stage_lasts(tmp_path: Path, strategy: str) -> None:
     before = dict(os.environ)
     here = run(ours, tmp_path, strategy)
-    assert here["seen"] == [(True, 0, 1), (2.0, ["a"]), (2.0, ["a"])]
+    assert here["seen"] == [(True, 0, 1), [[1, 3], [1, 3]], (2.0, ["a"]), (2.0, ["a"])]
     assert not dist.is_initialized()
     assert dict(os.environ) == before
     if strategy == "ddp":
