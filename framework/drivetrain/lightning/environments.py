@@ -161,18 +161,14 @@ class SLURMEnvironment(_OfJob):
 
     Args:
         auto_requeue: jobs are not put back into the queue here; a Trainer that it is given to says so.
-        requeue_signal: refused for the same reason.
+        requeue_signal: not listened to, for the same reason.
     """
 
     origins, launcher = ("slurm",), "srun"
 
     def __init__(self, auto_requeue: bool = True, requeue_signal: Any = None) -> None:
-        if requeue_signal is not None:
-            raise ConfigurationError(
-                f"SLURMEnvironment(requeue_signal={requeue_signal!r}): jobs are not put back into the queue here: leave"
-                " it out and use sbatch --requeue with fit(ckpt_path='auto')."
-            )
         self.auto_requeue = auto_requeue
+        self.requeue_signal = requeue_signal
 
     @staticmethod
     def detect() -> bool:

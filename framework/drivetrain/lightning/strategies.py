@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -56,6 +58,14 @@ class _Kind(type):
             return True
         matches: Any = getattr(cls, "matches")  # noqa: B009  (of the class, which mypy does not know here)
         return isinstance(instance, Strategy) and bool(matches(instance))
+
+
+# Of FSDP1, in whatever way the figures are the same: when weights are gathered ahead, how parameters are laid out, that
+# ranks begin with the weights of the first.
+_HOW_FSDP1_DOES_IT = frozenset(
+    {"backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params"}
+)
+_RESHARDS = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}  # whether weights are freed after the forward pass
 
 
 class Asked(metaclass=_Kind):
@@ -151,7 +161,65 @@ class DDPStrategy(Asked):
 
 
 class FSDPStrategy(Asked):
+    """Sharded by FSDP2. Options that say how FSDP1 goes about it and change no figure are passed over.
+
+    Args:
+        auto_wrap_policy: the classes of modules to gather one at a time: a set of them, a ``ModuleWrapPolicy``, or a
+            partial of ``transformer_auto_wrap_policy``. Of any other policy the blocks are found as without one.
+        sharding_strategy: ``"FULL_SHARD"``, or ``"SHARD_GRAD_OP"``, which keeps gathered weights until backward.
+        activation_checkpointing, activation_checkpointing_policy: activations are kept here, which is said.
+
+    Raises:
+        ConfigurationError: what is asked for is not offered.
+    """
+
     means = "fsdp"
+
+    def __init__(  # named, for a command line offers what it finds here
+        self,
+        *,
+        auto_wrap_policy: Any = None,
+        activation_checkpointing: Any = None,
+        activation_checkpointing_policy: Any = None,
+        sharding_strategy: Any = "FULL_SHARD",
+        state_dict_type: Literal["full", "sharded"] = "full",
+        cpu_offload: bool | None = None,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = None,
+        **options: Any,
+    ) -> None:
+        rest = {name: value for name, value in options.items() if name not in _HOW_FSDP1_DOES_IT}
+        super().__init__(
+            process_group_backend=process_group_backend, timeout=timeout, cpu_offload=cpu_offload or None, **rest
+        )
+        if state_dict_type not in ("full", "sharded"):
+            raise ConfigurationError(f"FSDPStrategy(state_dict_type={state_dict_type!r}): use 'full' or 'sharded'.")
+        kind = getattr(sharding_strategy, "name", sharding_strategy)
+        if kind not in _RESHARDS:
+            raise ConfigurationError(
+                f"FSDPStrategy(sharding_strategy={kind!r}) is not offered: use {' or '.join(_RESHARDS)}, strategy='ddp'"
+                " for no shards, or strategy={'name': 'mesh', 'data': 2, 'shard': 2} for shards within groups."
+            )
+        if not _RESHARDS[kind]:
+            self.wanted["reshard_after_forward"] = False
+        if activation_checkpointing is not None or activation_checkpointing_policy is not None:
+            warnings.warn(
+                "FSDPStrategy: activations are kept, which takes more memory; the figures are the same. Call"
+                " torch.utils.checkpoint.checkpoint in the module for activation checkpointing.",
+                stacklevel=2,
+            )
+        wrapped = _wrapped(auto_wrap_policy)
+        if wrapped:
+            self.wanted["wrap"] = ",".join(sorted(kind.__name__ for kind in wrapped))
+
+
+def _wrapped(policy: Any) -> set[type]:
+    """The classes of modules that a policy of FSDP1 wraps, where it names them."""
+    if isinstance(policy, functools.partial):
+        policy = policy.keywords.get("transformer_layer_cls", ())
+    policy = getattr(policy, "_module_classes", policy)  # of torch's ModuleWrapPolicy
+    named = policy if isinstance(policy, set | frozenset | tuple | list) else ()
+    return {one for one in named if isinstance(one, type)}
 
 
 class DeepSpeedStrategy(Asked):
