@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, default_collate
 
 from drivetrain import Trainer
+from drivetrain.errors import WorkerError
 from tests.facade.test_absent_batches import Given
 from tests.runs import QUIET, Classifier, dataset, difference, train
 from tests.strategies.gpt import tiny_gpt, token_loader
@@ -73,3 +74,21 @@ def test_one_rank_has_none(strategy: Any) -> None:
         data = DataLoader(dataset(51), batch_size=7, collate_fn=OnOneRank())
         runs.append(train(Skipping, at, devices, data=data, **options))
     assert difference(*runs)["weights"] < 1e-10
+
+
+class ByHand(Classifier):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+def test_a_module_that_optimises_by_hand_ends_with_a_sentence() -> None:
+    """Nobody knows what collectives the others call in such a step; it was a wait for the time limit."""
+    loader = DataLoader(dataset(), batch_size=8, collate_fn=OnOneRank())
+    trainer = Trainer(strategy="ddp", devices=2, max_epochs=1, **QUIET, precision="64-true", timeout=20)
+    with pytest.raises(WorkerError, match="gave rank 0 None for batch 3 of epoch 0, and ByHand optimises by hand"):
+        trainer.fit(ByHand(), loader)

@@ -59,6 +59,12 @@ class MicroStep:
         fit = self._fit
         metrics, hooks, module = fit.metrics, fit.hooks, fit.module
         if self.absent:
+            if self.runs and not module.automatic_optimization:
+                raise TrainingError(
+                    f"the train loader gave rank {fit.trainer.global_rank} None for batch {self.index} of epoch"
+                    f" {fit.epoch}, and {type(module).__name__} optimises by hand: whether other ranks make steps there"
+                    " that it would miss is not known. Leave such samples out in the data set, or use one device."
+                )
             fit.strategy.without_batch()
             return None
         metrics.batch, metrics.fraction = self.micro, fraction
