@@ -24,7 +24,7 @@ import torch
 
 from tests.ports import free_port
 from tests.runs import train
-from tests.strategies import parity, test_skipped_batches
+from tests.strategies import parity, test_absent_batches, test_skipped_batches
 from tests.strategies.cells import cells
 from tests.strategies.gpt import TinyGPT, three_heads, tiny_gpt, token_loader
 
@@ -81,6 +81,17 @@ def checks(ranks: int) -> Iterable[Check]:
         made = test_skipped_batches.of(test_skipped_batches.SkippingGPT, ranks)
         options = {"max_epochs": 2, "validation": None, "precision": "32-true", **options}
         yield Check(f"skipped zero {way}", made, {"name": "zero", "stage": 2}, 1e-6, ("weights",), options)
+    for name in ("ddp", "ring"):
+        made = test_skipped_batches.of(test_skipped_batches.SkippingClassifier, ranks)
+        data = test_skipped_batches.data_of(made)
+        options = {"max_epochs": 2, "data": data, "validation": None, "precision": "16-mixed"}
+        yield Check(f"skipped {name} 16-mixed", made, {"name": name}, 1e-2, ("weights",), options)
+    if ranks == 2:
+        for place, strategy in {"ddp": {"name": "ddp"}, **places}.items():
+            data = test_absent_batches.on_one_rank()
+            options = {"max_epochs": 2, "data": data, "validation": None, "precision": "64-true"}
+            made = test_absent_batches.Skipping
+            yield Check(f"absent {place}", made, strategy, 1e-10, ("weights",), options)
 
 
 def differences(check: Check, reference: Saved, found: Saved) -> dict[str, float]:

@@ -52,6 +52,10 @@ class OnOneRank:
         return None if absent else default_collate(samples)
 
 
+def on_one_rank() -> DataLoader[Any]:
+    return DataLoader(dataset(51), batch_size=7, collate_fn=OnOneRank())
+
+
 class Skipping(Classifier):
     """In one process, leaves out what the first of two ranks would not have."""
 
@@ -71,8 +75,7 @@ def test_one_rank_has_none(strategy: Any) -> None:
     options: dict[str, Any] = {"max_epochs": 2, "timeout": 15}
     runs = []
     for at, devices in (("single", 1), (strategy, 2)):
-        data = DataLoader(dataset(51), batch_size=7, collate_fn=OnOneRank())
-        runs.append(train(Skipping, at, devices, data=data, **options))
+        runs.append(train(Skipping, at, devices, data=on_one_rank(), **options))
     assert difference(*runs)["weights"] < 1e-10
 
 
