@@ -6,6 +6,7 @@ import copy
 import inspect
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
 from drivetrain.attribute_dict import AttributeDict
+from drivetrain.config_containers import is_mapping_config, without
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.given_hyperparameters import given_to
 
@@ -48,24 +50,30 @@ class HyperparametersMixin:
         if given is None:
             given = _init_arguments(self, frame)
         if not args:
-            chosen: dict[str, Any] = given
+            chosen: Any = given
         elif len(args) == 1 and not isinstance(args[0], str):
-            chosen = _as_dict(args[0])
+            chosen = args[0] if is_mapping_config(args[0]) else _as_dict(args[0])
         else:
             for name in args:
+                if not isinstance(name, str):
+                    raise ConfigurationError(
+                        f"save_hyperparameters(...) in {type(self).__name__} takes names, or one mapping or Namespace"
+                        f" alone, not {type(name).__name__}: give the names of arguments."
+                    )
                 if name not in given:
                     raise ConfigurationError(
                         f"save_hyperparameters({name!r}) in {type(self).__name__}: {nearest(name, given)}"
                     )
             chosen = {name: given[name] for name in args}
-        chosen = {k: v for k, v in chosen.items() if k not in ignored}
+        whole = is_mapping_config(chosen)
+        chosen = without(chosen, ignored) if whole else {k: v for k, v in chosen.items() if k not in ignored}
         self.hparams_name = "kwargs"
         if len(args) == 1 and not isinstance(args[0], str):
-            self.hparams_name = next((name for name, value in given.items() if value is args[0]), None)
+            self.hparams_name = _name_of(args[0], given)
         self._log_hyperparams = logger
         self._set_hparams(chosen)
         self.remove_ignored_hparams(ignored)  # a parent class may have saved them before
-        for name, value in chosen.items():
+        for name, value in () if whole else chosen.items():
             if isinstance(value, nn.Module):
                 rank_zero_warn(
                     f"the hyper-parameter {name!r} is an nn.Module, whose weights are in checkpoints as it is: leave it"
@@ -76,15 +84,23 @@ class HyperparametersMixin:
 
     def _set_hparams(self, hp: Any) -> None:
         """Add what a mapping or Namespace holds to ``hparams``; ``save_hyperparameters`` calls it, and subclasses that
-        choose what is kept override it (the name is Lightning's)."""
-        self.hparams.update(self._to_hparams_dict(hp))
+        choose what is kept override it (the name is Lightning's). A configuration of OmegaConf takes their place, so
+        that it is one in ``hparams``, with what it refers to."""
+        added = self._to_hparams_dict(hp)
+        if is_mapping_config(added) or is_mapping_config(self.hparams):
+            self.__dict__["_hparams"] = added
+        else:
+            self.hparams.update(added)
 
     @staticmethod
     def _to_hparams_dict(hp: Any) -> AttributeDict:
-        return AttributeDict(_as_dict(hp))
+        return cast(AttributeDict, hp) if is_mapping_config(hp) else AttributeDict(_as_dict(hp))
 
     def remove_ignored_hparams(self, ignore_list: Iterable[str]) -> None:
         """Forget the hyper-parameters of these names."""
+        if is_mapping_config(self.hparams):
+            self.__dict__["_hparams"] = without(self.hparams, ignore_list)
+            return
         for name in ignore_list:
             self.hparams.pop(name, None)
 
@@ -97,7 +113,8 @@ class HyperparametersMixin:
     @property
     def hparams_initial(self) -> AttributeDict:
         """The hyper-parameters as they were saved; changing ``hparams`` later doesn't change these."""
-        return self.__dict__.get("_hparams_initial") or AttributeDict()
+        saved = self.__dict__.get("_hparams_initial")
+        return AttributeDict() if saved is None else saved
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
@@ -108,6 +125,18 @@ def _as_dict(value: Any) -> dict[str, Any]:
     raise ConfigurationError(
         f"save_hyperparameters takes names, a mapping or a Namespace, not {type(value).__name__}: pass vars(...) of it."
     )
+
+
+def _name_of(value: Any, arguments: Mapping[str, Any]) -> str | None:
+    """The argument that ``value`` is, or is a copy of; None where there is none."""
+    for name, given in arguments.items():
+        if given is value:
+            return name
+    for name, given in arguments.items():
+        with suppress(ValueError, RuntimeError):  # tensors and arrays in it do not say whether they are equal
+            if isinstance(given, Mapping | Namespace) and given == value:
+                return name
+    return None
 
 
 def _init_arguments(owner: Any, frame: FrameType | None) -> dict[str, Any]:
@@ -140,6 +169,8 @@ def _first_argument(frame: FrameType) -> Any:
 
 
 def _copy(values: AttributeDict) -> AttributeDict:
+    if is_mapping_config(values):
+        return copy.deepcopy(values)
     result = AttributeDict()
     for key, value in values.items():
         try:

@@ -16,6 +16,7 @@ from lightning_utilities.core.overrides import is_overridden
 from drivetrain import checkpoint as store
 from drivetrain.checkpoint import kept_hyperparameters, layout, single
 from drivetrain.checkpoint.trust import trusted
+from drivetrain.config_containers import changed, is_config, values_of
 from drivetrain.errors import CheckpointError, MisfitError
 from drivetrain.module import TrainModule
 
@@ -120,7 +121,8 @@ def _arguments(
     accepted = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     name = content.get(name_key)
     if isinstance(name, str) and name in accepted and accepted[name].kind is not inspect.Parameter.VAR_KEYWORD:
-        saved = {name: kept_hyperparameters.nested({**saved, **overrides})}
+        saved = {name: _configuration(saved, overrides)}
+    saved = values_of(saved)
     if saved.get("_instantiator") in _INSTANTIATORS:
         return {**saved, **{k: v for k, v in overrides.items() if k in accepted or "_class_path" in saved}}
     arguments = {k: v for k, v in {**saved, **overrides}.items() if k not in ("_instantiator", "_class_path")}
@@ -140,6 +142,18 @@ def _arguments(
             f" unasked: pass {lacking[0]}=..., or weights_only=False if you trust where the checkpoint comes from"
         )
     return arguments
+
+
+def _configuration(saved: Any, overrides: dict[str, Any]) -> Any:
+    """What one argument holds: of OmegaConf's kind where it was and can be, else a dictionary with attributes."""
+    if is_config(saved):
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return changed(saved, overrides)
+        except OmegaConfBaseException:  # the caller gives an object, which no configuration may hold
+            saved = values_of(saved)
+    return kept_hyperparameters.nested({**saved, **overrides})
 
 
 def _build(cls: Any, source: Source, arguments: dict[str, Any], weights_only: bool | None) -> Any:

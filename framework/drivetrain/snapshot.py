@@ -21,6 +21,7 @@ from drivetrain import metric_states, snapshot_file
 from drivetrain.callback import saved_state, state_name
 from drivetrain.checkpoint import layout, rng
 from drivetrain.checkpoint.io import TorchCheckpointIO, WrappingCheckpointIO
+from drivetrain.config_containers import is_config
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
@@ -66,7 +67,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         "epoch": trainer.current_epoch,
         "global_step": trainer.global_step,
         "state_dict": state["module"],
-        "hyper_parameters": dict(module.hparams),
+        "hyper_parameters": _as_saved(module.hparams),
     }
     if module.hparams and "hparams_name" in vars(module):  # not where a project fills ``hparams`` by hand
         shared["hparams_name"] = module.hparams_name
@@ -76,7 +77,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
     if trainer.datamodule is not None and (resumable or trainer.meanings.checkpoint == "file"):
         if left is None or "datamodule" not in left:  # else the workers had the one that was set up
             shared["datamodule"] = trainer.datamodule.state_dict()
-        shared["datamodule_hyper_parameters"] = dict(trainer.datamodule.hparams)
+        shared["datamodule_hyper_parameters"] = _as_saved(trainer.datamodule.hparams)
         if trainer.datamodule.hparams and "hparams_name" in vars(trainer.datamodule):
             shared["datamodule_hparams_name"] = trainer.datamodule.hparams_name
     own: dict[str, Any] = {}
@@ -187,6 +188,10 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
         tell(shared)
         meta = {"epoch": shared["epoch"], "global_step": shared["global_step"], "strategy": trainer.strategy_name}
         return store.save(path, shared, own, meta=meta)
+
+
+def _as_saved(hparams: Mapping[str, Any]) -> Mapping[str, Any]:
+    return hparams if is_config(hparams) else dict(hparams)
 
 
 def _after_step(trainer: Trainer, loops: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.checkpoint import rng
+from drivetrain.config_containers import values_of
 from drivetrain.errors import ConflictError
 from drivetrain.logger import Logger
 
@@ -39,7 +40,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     owners = [o for o in (trainer.lightning_module, trainer.datamodule) if o is not None and o._log_hyperparams]
     params: dict[str, Any] = {}
     for owner in owners if trainer.loggers else []:
-        for name, value in owner.hparams_initial.items():
+        for name, value in values_of(owner.hparams_initial).items():
             if name == "_class_path":  # of which class a command line made the owner
                 continue
             if name in params and not _same(params[name], value):

@@ -31,7 +31,6 @@ import datetime
 import decimal
 import enum
 import pathlib
-import sys
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -43,6 +42,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from drivetrain.attribute_dict import AttributeDict
 from drivetrain.checkpoint import enum_member
+from drivetrain.config_containers import config_of, plain_config
 from drivetrain.errors import CheckpointError
 
 TAG = "drivetrain:type"
@@ -184,7 +184,7 @@ class _Encoder:
             return self.attributes(vars(obj), path)
         if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
             return self.attributes({f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)}, path)
-        plain = _plain_config(obj)
+        plain = plain_config(obj)
         if plain is not None:
             return {TAG: CONFIG, "value": self.encode(plain, path)}
         if isinstance(obj, AttributeDict):
@@ -237,37 +237,6 @@ class _Encoder:
         descr = np.lib.format.dtype_to_descr(values.dtype)
         data = torch.tensor(raw, dtype=torch.uint8)
         return {TAG: "ndarray", "dtype": descr, "shape": list(values.shape), "data": data, "scalar": scalar}
-
-
-def is_config(obj: Any) -> bool:
-    """Whether ``obj`` is a container of OmegaConf, which may never have been imported."""
-    omegaconf = sys.modules.get("omegaconf")
-    return omegaconf is not None and isinstance(obj, (omegaconf.DictConfig, omegaconf.ListConfig))
-
-
-def _plain_config(obj: Any) -> Any:
-    """A container of OmegaConf as dictionaries and lists; None where ``obj`` is none."""
-    if not is_config(obj):
-        return None
-    import omegaconf
-
-    mode = omegaconf.SCMode.DICT
-    try:
-        plain = omegaconf.OmegaConf.to_container(obj, resolve=True, structured_config_mode=mode)
-    except omegaconf.errors.OmegaConfBaseException:  # refers to what is not there outside its parent: keep the text
-        plain = omegaconf.OmegaConf.to_container(obj, resolve=False, structured_config_mode=mode)
-    return {} if plain is None or isinstance(plain, str) else plain
-
-
-def _config_of(plain: Any) -> Any:
-    """The container of OmegaConf that holds ``plain``; a dictionary with attributes where that can be none."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return OmegaConf.create(plain)
-    except OmegaConfBaseException:  # a configuration that was allowed objects
-        return AttributeDict(plain) if isinstance(plain, dict) else plain
 
 
 _LEAVES: dict[type, Callable[[Any], Any]] = {
@@ -347,7 +316,7 @@ def _torch_constant(kind: type) -> Callable[[dict[str, Any], Decode], Any]:
 _DECODERS: dict[str, Callable[[dict[str, Any], Decode], Any]] = {
     "dict": lambda o, d: dict(_decode_items(o, d)),
     "attributes": lambda o, d: AttributeDict(_decode_items(o, d)),
-    CONFIG: lambda o, d: _config_of(d(o["value"])),
+    CONFIG: lambda o, d: config_of(d(o["value"])),
     ENUM: lambda o, d: enum_member.find(o["module"], o["class"], o["names"], d(o["value"])),
     "OrderedDict": lambda o, d: OrderedDict(_decode_items(o, d)),
     "Counter": lambda o, d: Counter(dict(_decode_items(o, d))),

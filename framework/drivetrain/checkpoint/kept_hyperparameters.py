@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from drivetrain.attribute_dict import AttributeDict
-from drivetrain.checkpoint.convert import CONFIG, ENUM, TAG, from_safe, is_config, to_safe
+from drivetrain.checkpoint.convert import CONFIG, ENUM, TAG, from_safe, to_safe
 from drivetrain.checkpoint.trust import trusted
+from drivetrain.config_containers import config_of, is_config, values_of
 from drivetrain.errors import CheckpointError
 
 
@@ -23,8 +24,14 @@ def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[s
 
     An object that is no plain data (a network, a function) is only in ``rest``, pickled, and only made again for a
     reader who trusts the file; what cannot be pickled is left out with a warning. A value that plain data brings back
-    as a plainer kind (a configuration of OmegaConf, an Enum, a dataclass) is in both.
+    as a plainer kind (a configuration of OmegaConf, an Enum, a dataclass) is in both. So is one configuration that all
+    of the hyper-parameters are.
     """
+    if is_config(values):
+        with suppress(CheckpointError):  # one that was allowed objects: each of its values is kept by itself
+            safe = to_safe(values)
+            return _untagged(safe), {"whole": {"safe": safe, **_objects_of(values)}}
+        values = values_of(values)
     plain: dict[str, Any] = {}
     exact: dict[str, Any] = {}
     objects: dict[str, torch.Tensor] = {}
@@ -52,10 +59,14 @@ def write_hyperparameters(values: Mapping[str, Any], where: str) -> tuple[dict[s
 
 def read_hyperparameters(
     plain: Mapping[str, Any], rest: Mapping[str, Any], weights_only: bool | None
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Any, list[str]]:
     """The values, and the names of those that are not made here: they hold an object that is neither of a trusted file
     nor of a class that ``torch.serialization.add_safe_globals`` names. A plain value that someone changed in the file
-    is what counts."""
+    is what counts. What was one configuration of OmegaConf is one."""
+    if is_config(plain):
+        return plain, []
+    if whole := rest.get("whole"):
+        return _configuration(plain, whole, weights_only), []
     values = dict(plain)
     for name, safe in rest.get("exact", {}).items():
         if name not in plain:
@@ -78,6 +89,26 @@ def read_hyperparameters(
 
 
 _UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, RuntimeError)
+
+
+def _objects_of(config: Any) -> dict[str, Any]:
+    try:
+        return {"object": _pickled(config)}
+    except _UNPICKLABLE:  # its values are there
+        return {}
+
+
+def _configuration(plain: Mapping[str, Any], whole: Mapping[str, Any], weights_only: bool | None) -> Any:
+    """The configuration as nearly as it may be made here; of ``plain`` where someone changed that in the file."""
+    made = from_safe(whole["safe"])
+    if "object" in whole:
+        trust = trusted(weights_only)
+        try:
+            made = torch.load(io.BytesIO(whole["object"].numpy().tobytes()), weights_only=not trust)
+        except pickle.UnpicklingError:
+            if trust:
+                raise
+    return made if _alike(_untagged(to_safe(made)), plain) else config_of(dict(plain))
 
 
 def _pickled(value: Any) -> torch.Tensor:

@@ -19,6 +19,7 @@ import torch
 
 from drivetrain.checkpoint.convert import from_safe, to_safe
 from drivetrain.checkpoint.kept_hyperparameters import write_hyperparameters
+from drivetrain.config_containers import is_config
 from drivetrain.errors import CheckpointError
 from drivetrain.named_optimizer import packed_again, renamed
 
@@ -81,8 +82,8 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
             content[key], rest = write_hyperparameters(shared[key], key)
             if rest:
                 ours[key] = rest
-    if content.get(HPARAMS_NAME) not in (None, "kwargs"):
-        content[HPARAMS_TYPE] = "AttributeDict"  # one configuration, whose parts are its attributes
+    if content.get(HPARAMS_NAME) not in (None, "kwargs"):  # one configuration, whose parts are its attributes
+        content[HPARAMS_TYPE] = type(shared[HPARAMS]).__name__ if is_config(shared[HPARAMS]) else "AttributeDict"
     content[OURS] = ours
     return content
 
