@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from drivetrain.errors import MissingHookError
+
 
 class _MovableType(type):
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -30,6 +32,12 @@ def move(batch: Any, device: torch.device) -> Any:
     return apply_to_collection(batch, dtype=Movable, function=to)
 
 
+def _without(owner: Any, name: str) -> MissingHookError:
+    return MissingHookError(
+        f"{type(owner).__name__} has no {name}: define it, or pass loaders to the Trainer's method."
+    )
+
+
 class DataHooks:
     """Data hooks with Lightning's names."""
 
@@ -42,16 +50,16 @@ class DataHooks:
     def teardown(self, stage: str) -> None: ...
 
     def train_dataloader(self) -> Any:
-        raise NotImplementedError
+        raise _without(self, "train_dataloader")
 
     def val_dataloader(self) -> Any:
-        raise NotImplementedError
+        raise _without(self, "val_dataloader")
 
     def test_dataloader(self) -> Any:
-        raise NotImplementedError
+        raise _without(self, "test_dataloader")
 
     def predict_dataloader(self) -> Any:
-        raise NotImplementedError
+        raise _without(self, "predict_dataloader")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return move(batch, device)

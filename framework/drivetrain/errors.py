@@ -42,6 +42,10 @@ class MissingPartError(ConfigurationError, AttributeError):
     """An object does not have yet, or has not, what is asked of it."""
 
 
+class MissingHookError(ConfigurationError, NotImplementedError):
+    """A hook was called that nobody defined."""
+
+
 class RemovedHookError(ConfigurationError, NotImplementedError):
     """A hook is defined that older trainers called and nothing calls any more."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from drivetrain.logger import Logger
     from drivetrain.optimizer import TrainOptimizer
     from drivetrain.trainer import Trainer
+
+
+def _tell_of_missing(module: TrainModule, name: str, task: str) -> None:
+    """A mixin may call what the next class does not define; a fit of a module without these is refused before."""
+    rank_zero_warn(f"{type(module).__name__} has no {name}: define it and {task}.", stacklevel=4)
 
 
 class _SameAs:
@@ -80,7 +86,8 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor | Mapping[str, Any] | None:
         """Return the loss: a scalar tensor that is a mean over the batch's samples, or a mapping with ``"loss"`` and
         optionally ``"weight"`` (the number of terms it is the mean of, such as tokens); None skips the batch."""
-        raise NotImplementedError
+        _tell_of_missing(self, "training_step", "return the loss")
+        return None
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -111,7 +118,8 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
     def configure_optimizers(self) -> Any:
         """One of: an optimizer; a list of them; (optimizers, schedulers); a dict with ``"optimizer"`` and optionally
         ``"lr_scheduler"``; a list of such dicts; a tuple of dicts; None for no optimizer."""
-        raise NotImplementedError
+        _tell_of_missing(self, "configure_optimizers", "return an optimizer")
+        return None
 
     def configure_callbacks(self) -> Callback | list[Callback]:
         return []

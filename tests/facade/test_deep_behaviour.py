@@ -396,6 +396,30 @@ def test_boring_classes() -> None:
         assert trainer.global_step == 2
 
 
+@pytest.mark.parametrize("name", ["BoringDataModule", "BoringDataModuleNoLen"])
+def test_random_data_is_drawn_at_the_same_moments_and_set_up_for_each_stage(name: str) -> None:
+    """What is drawn after them after the same seed is the same, and a second stage has the same rows."""
+
+    def run(library: Any) -> list[Any]:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            data = getattr(demos(library), name)()
+            seen = [str(data), torch.rand(1).item()]
+            for stage in ("validate", "fit", "test", "predict"):
+                data.setup(stage)
+                loaders = [getattr(data, f"{part}_dataloader", None) for part in ("train", "val", "test", "predict")]
+                rows = []
+                for loader in loaders:
+                    try:
+                        rows.append(next(iter(loader())).tolist())
+                    except AttributeError:
+                        rows.append("not set up")
+                seen += [str(data), rows, sum(1 for _ in data.val_dataloader())]
+            return [*seen, torch.rand(1).item()]
+
+    assert run(L) == run(lightning.pytorch)
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [

@@ -79,6 +79,8 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "backward": lambda L: fit(L, training_step=lambda self, batch, _: self.manual_backward(self.net(batch[0]).sum())),
     "hyper-parameters": lambda L: module(L).save_hyperparameters(3),
     "no rate": search,
+    "no loader of a module": lambda L: L.LightningModule().val_dataloader(),
+    "no loader of data": lambda L: L.LightningDataModule().train_dataloader(),
     "load into a module": lambda L: module(L).load_from_checkpoint("some.ckpt"),
     "load into data": lambda L: L.LightningDataModule().load_from_checkpoint("some.ckpt"),
 }
@@ -101,6 +103,22 @@ def test_a_mistake_raises_the_kind_of_error_that_lightning_raises(
     if expected.__name__ == "MisconfigurationException":
         expected = importlib.import_module("drivetrain.lightning.utilities.exceptions").MisconfigurationException
     assert issubclass(found, expected)
+
+
+def test_what_a_mixin_calls_and_nobody_defined_gives_nothing() -> None:
+    def run(L: Any) -> list[Any]:
+        class Mixin(L.LightningModule):  # type: ignore[misc, name-defined]
+            def configure_optimizers(self) -> Any:
+                return super().configure_optimizers() or "its own"
+
+            def training_step(self, batch: Any, batch_idx: int) -> Any:
+                return super().training_step(batch, batch_idx)
+
+        with pytest.warns(UserWarning, match="configure_optimizers") as told:
+            answers = [Mixin().configure_optimizers(), Mixin().training_step(None, 0)]
+        return [*answers, ["training_step" in str(one.message) for one in told]]
+
+    assert run(ours) == run(theirs)
 
 
 def test_a_module_still_shows_its_class_methods() -> None:

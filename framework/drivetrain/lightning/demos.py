@@ -16,6 +16,10 @@ from drivetrain.module import TrainModule
 __path__: list[str] = []
 
 
+_STAGES_OF = {"train": ("fit",), "val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
+_ROWS_OF_STREAMS = {"train": 512, "val": 128, "test": 256, "predict": 64}
+
+
 class RandomDataset(Dataset[Tensor]):
     """``length`` rows of ``size`` normal numbers."""
 
@@ -92,12 +96,16 @@ class BoringModel(TrainModule):
 
 
 class BoringDataModule(DataModule):
-    """Random rows, others for every stage."""
+    """256 random rows, of which every stage has its own 64 once it is set up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random_full = RandomDataset(32, 64 * 4)
 
     def setup(self, stage: str) -> None:
-        self.random_full = RandomDataset(32, 64 * 4)
-        parts = [Subset(self.random_full, range(64 * index, 64 * (index + 1))) for index in range(4)]
-        self.random_train, self.random_val, self.random_test, self.random_predict = parts
+        for number, (part, stages) in enumerate(_STAGES_OF.items()):
+            if stage in stages:
+                setattr(self, f"random_{part}", Subset(self.random_full, range(64 * number, 64 * (number + 1))))
 
     def train_dataloader(self) -> Any:
         return DataLoader(self.random_train)
@@ -112,16 +120,16 @@ class BoringDataModule(DataModule):
         return DataLoader(self.random_predict)
 
 
-class BoringDataModuleNoLen(DataModule):
-    """Streams of random rows, whose length nobody knows."""
+class BoringDataModuleNoLen(BoringDataModule):
+    """Streams of random rows, whose length nobody knows; of each stage once it is set up."""
+
+    def __init__(self) -> None:
+        DataModule.__init__(self)
 
     def setup(self, stage: str) -> None:
-        self.random_full = RandomIterableDataset(32, 64)
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.random_full)
-
-    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+        for part, stages in _STAGES_OF.items():
+            if stage in stages:
+                setattr(self, f"random_{part}", RandomIterableDataset(32, _ROWS_OF_STREAMS[part]))
 
 
 class ManualOptimBoringModel(BoringModel):
