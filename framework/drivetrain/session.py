@@ -270,6 +270,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
     if trainer.instruments is not None:
         trainer.instruments.of_fit(fit)
     trainer.lr_scheduler_configs = []
+    if loaded is not None:  # configure_optimizers may ask the data or a callback for what it was when it was saved
+        snapshot.restore_parts(trainer, loaded.shared)
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
     if loaded is not None:

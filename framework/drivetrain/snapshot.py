@@ -261,7 +261,8 @@ def restore_parts(trainer: Trainer, shared: Mapping[str, Any]) -> None:
 
 
 def restore(trainer: Trainer, loaded: store.Loaded) -> None:
-    """Everything that training goes on from; random states are kept back until the batches begin."""
+    """Everything that training goes on from, but for :func:`restore_parts`, which comes before the optimizers are made;
+    random states are kept back until the batches begin."""
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.loop
     assert fit is not None
     check_trains_on(module, shared)
@@ -284,7 +285,6 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
         config.scheduler.load_state_dict(saved)
     loop_state.restore(fit, shared["loops"])
     _reseed(trainer, shared["loops"].get("data_seed", trainer.data_seed))
-    restore_parts(trainer, shared)
     _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)

@@ -606,3 +606,62 @@ def test_a_project_may_ask_how_much_of_a_device_is_in_use(L: Any, tmp_path: Path
     found = fit.accelerator.get_device_stats(torch.device("cpu"))
     assert set(found) == {"cpu_vm_percent", "cpu_percent", "cpu_swap_percent"}
     assert all(0.0 <= value <= 100.0 for value in found.values())
+
+
+def test_what_configure_optimizers_knows_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """A callback or the data may decide which parameters are trained, and how fast."""
+
+    def run(L: Any) -> list[str]:
+        calls: list[str] = []
+
+        class Keeper(L.Callback):  # type: ignore[misc, name-defined]
+            rate = 0.1
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"rate": 0.3}
+
+            def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+                self.rate = state_dict["rate"]
+                calls.append("callback")
+
+            def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+                calls.append("callback's checkpoint")
+
+        class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+            def train_dataloader(self) -> Any:
+                return loader()
+
+            def state_dict(self) -> dict[str, Any]:
+                return {"seen": 3}
+
+            def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+                self.seen = state_dict["seen"]
+                calls.append("data")
+
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = net()
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> Any:
+                (keeper,) = [one for one in self.trainer.callbacks if isinstance(one, Keeper)]
+                calls.append(f"optimizer {keeper.rate} {getattr(self.trainer.datamodule, 'seen', None)}")
+                return torch.optim.SGD(self.parameters(), lr=keeper.rate)
+
+            def on_fit_start(self) -> None:
+                calls.append("fit")
+
+        path = tmp_path / f"{L.__name__}.ckpt"
+        for number in (1, 2):
+            trainer = L.Trainer(**{**QUIET, "logger": False, "max_epochs": number, "callbacks": [Keeper()]})
+            trainer.fit(Module(), datamodule=Data(), ckpt_path=path if number == 2 else None)
+            trainer.save_checkpoint(path)
+        calls.append(str(trainer.optimizers[0].param_groups[0]["lr"]))
+        return calls
+
+    expected, found = run(theirs), run(ours)
+    shown = "callback's checkpoint"  # ours is called before the data, so that it may change what that takes
+    assert [one for one in found if one != shown] == [one for one in expected if one != shown]
