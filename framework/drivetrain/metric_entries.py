@@ -27,7 +27,7 @@ BATCH_HOOKS = frozenset(
         "on_before_optimizer_step",
     }
 )
-_EVALUATION_HOOKS = frozenset(
+EVALUATION_HOOKS = frozenset(
     f"{prefix}{stage}{moment}"
     for stage in ("validation", "test")
     for prefix, moment in (("", "_step"), ("on_", "_batch_start"), ("on_", "_batch_end"))
@@ -59,7 +59,8 @@ class Entry:
     given: tuple[Any, ...] = ()  # the options as they were given, which must stay the same
     metric: Any = None  # a torchmetrics metric, which reduces itself
     path: str = ""  # of that metric in the module
-    settled: Any = None  # value of that metric when its loader, of several, was read
+    read_with: int | None = None  # the loader in whose batches an evaluation logs that metric, a single one, too
+    settled: Any = None  # value of that metric when its loader was read, or when it was looked at first after that
     logged: bool = False  # since the values were forgotten last
     anew: bool = False  # whether the loop has reset that metric since it was logged, as its epoch is over
     pending: list[tuple[Any, float]] = field(default_factory=list)
@@ -100,7 +101,8 @@ class Entry:
             value, share = float(step[1]), float(step[2])
             total, weight = (value * share, share) if self.reduction in MEANS else (value, 1.0)
         elif self.metric is not None:
-            return Column(of_metric(self.path, self.at), 0.0, 1.0, self.title, self.prog_bar, self.logger)
+            loader = self.read_with if self.at is None else self.at
+            return Column(of_metric(self.path, loader), 0.0, 1.0, self.title, self.prog_bar, self.logger)
         shown = (self.title, self.prog_bar, self.logger)
         return Column(self.reduction, total, weight, *shown, self.over_ranks, self.double)
 
@@ -155,7 +157,7 @@ def declared(
         MetricError: it cannot be logged there or so.
     """
     on_step, on_epoch = _moments(hook, on_step, on_epoch)
-    if hook not in BATCH_HOOKS and hook not in _EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
+    if hook not in BATCH_HOOKS and hook not in EVALUATION_HOOKS and hook not in _EPOCH_HOOKS:
         raise MetricError(
             f"self.log({name!r}, ...) cannot be called {'in ' + hook if hook else 'here'}: log in a training,"
             " validation or test step, or in the start, batch or epoch hooks of these stages."

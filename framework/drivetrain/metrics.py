@@ -21,7 +21,7 @@ from torch import Tensor
 from drivetrain import metric_states
 from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import MetricError, PossibleUserWarning, TrainingError
-from drivetrain.metric_entries import BATCH_HOOKS, Entry, declared, joined
+from drivetrain.metric_entries import BATCH_HOOKS, EVALUATION_HOOKS, Entry, declared, joined
 from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange, metric_at
 
 __all__ = ["Column", "Entry", "Exchange", "Metrics"]
@@ -126,6 +126,7 @@ class Metrics:
             )
         entry.logged, entry.anew = True, False
         if entry.metric is not None:
+            entry.read_with = batch.loader if batch is not None and hook in EVALUATION_HOOKS else None
             if entry.on_step and value._forward_cache is None and self.over_ranks:
                 raise TrainingError(
                     f"self.log({name!r}, ...) takes the step's value of a metric that was not called on a batch: call"
@@ -192,7 +193,9 @@ class Metrics:
                 if entry.metric is not None:
                     if alone and entry.logged and not entry.anew:
                         # Validation may have reset the same object: then it has the value of no data.
-                        yield entry, entry.forked("epoch"), _value_of(entry.metric)
+                        # What was looked at stays, also where the module begins the metric anew in the next hook.
+                        entry.settled = _value_of(entry.metric) if entry.settled is None else entry.settled
+                        yield entry, entry.forked("epoch"), entry.settled
                     continue
                 entry.fold()
                 if entry.weight:
@@ -268,10 +271,9 @@ class Metrics:
 
     def settle(self, loader: int) -> None:
         """Take the values of metrics that were logged in the batches of ``loader``, which was read: a metric that it
-        shares with the next ones goes on. Of several ranks each keeps what it gathered so far; they bring it together
-        at the end only, whether they had a batch of this loader or not."""
-        if not self.several_loaders:
-            return
+        shares with the next ones goes on, and a module may begin one anew in the hooks of the epoch's end. Of several
+        ranks each keeps what it gathered so far; they bring it together at the end only, whether they had a batch of
+        this loader or not."""
         if self.communicator.world_size > 1:
             self._held[loader] = {
                 path: metric_states.states(module)
@@ -280,8 +282,8 @@ class Metrics:
             }
             return
         for entry in self.entries.values():
-            if entry.metric is not None and entry.logged and entry.at == loader:
-                entry.settled = entry.metric.compute()
+            if entry.metric is not None and entry.on_epoch and entry.logged and loader in (entry.at, entry.read_with):
+                entry.settled = _value_of(entry.metric)
 
     def torchmetrics(
         self,
@@ -337,6 +339,8 @@ class Metrics:
     def of_no_loader(self, columns: dict[str, Column]) -> dict[str, Column]:
         """Those of ``columns`` that were not logged in the batches of one loader of several; of metric objects the same
         on every rank, whatever it logged itself."""
+        if not self.several_loaders:
+            return columns
         at = {entry.forked("epoch"): entry.at for entry in self.entries.values()}
 
         def loader(name: str, column: Column) -> int | None:

@@ -93,11 +93,24 @@ RUNS: dict[str, dict[str, Any]] = {
     "two loaders": {"hooks": HOOKS, "loaders": 2},
     "within the epoch": {"hooks": LATE, "val_check_interval": 2},
     "every second epoch": {"hooks": LATE, "check_val_every_n_epoch": 2},
+    "begun anew in the hook of the end": {"hooks": LATE, "at_end": lambda metric: metric.reset()},
+    "begun anew there, looked at": {"hooks": HOOKS, "at_end": lambda metric: metric.reset(), "num_sanity_val_steps": 2},
+    "added to there": {"hooks": LATE, "at_end": lambda metric: metric.update(torch.tensor(7.0)), "loaders": 2},
+    "added to there, one loader": {"hooks": LATE, "at_end": lambda metric: metric.update(torch.tensor(7.0))},
 }
 
 
-def shown(library: str, shape: str, folder: Path, hooks: list[str], loaders: int = 1, **options: Any) -> list[str]:
-    """Every metric that is known at each of ``hooks``, and each row that the logger was given."""
+def shown(
+    library: str,
+    shape: str,
+    folder: Path,
+    hooks: list[str],
+    loaders: int = 1,
+    at_end: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> list[str]:
+    """Every metric that is known at each of ``hooks``, and each row that the logger was given; ``at_end``: what the
+    module's hooks of an epoch's end do with each metric."""
     L = importlib.import_module(library)
     make, train, validate = SHAPES[shape]
     seen: list[str] = []
@@ -124,6 +137,17 @@ def shown(library: str, shape: str, folder: Path, hooks: list[str], loaders: int
 
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
             validate(self, batch.mean() + dataloader_idx)
+
+        def on_validation_epoch_end(self) -> None:
+            self.change()
+
+        def on_train_epoch_end(self) -> None:
+            self.change()
+
+        def change(self) -> None:
+            for metric in self.children():
+                if at_end is not None and isinstance(metric, MeanMetric | SumMetric):
+                    at_end(metric)
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 0.1)

@@ -24,7 +24,7 @@ class Measured(TinyGPT):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trained, self.seen, self.asked = (torchmetrics.SumMetric() for _ in range(3))
+        self.trained, self.seen, self.asked, self.anew = (torchmetrics.SumMetric() for _ in range(4))
         self.largest, self.listed = torchmetrics.MaxMetric(), torchmetrics.CatMetric()
         self.register_buffer("samples", torch.zeros((), dtype=torch.double))
 
@@ -41,16 +41,18 @@ class Measured(TinyGPT):
         self.asked.update(len(rows))
         self.largest.update(rows.double() / 7)
         self.listed.update(rows.double() / 7)
-        self.log_dict({"seen": self.seen, "largest": self.largest})
+        self.anew.update(len(rows))
+        self.log_dict({"seen": self.seen, "largest": self.largest, "anew": self.anew})
 
     def on_validation_epoch_end(self) -> None:
         copied = copy.deepcopy(self.asked)
         self.log_dict({"asked": copied.compute(), "listed": self.listed.compute().sum()})
         self.asked.reset()
         self.listed.reset()
+        self.anew.reset()
 
 
-NAMES = ("trained", "seen", "largest", "asked", "listed")
+NAMES = ("trained", "seen", "largest", "asked", "listed", "anew")
 
 
 @cache
