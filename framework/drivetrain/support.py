@@ -177,7 +177,9 @@ under the same strategy, on several ranks and with the same parts of the module,
 other blocks (where these differ in size a collective may fail first, or wait for its time-out), where blocks are called
 within checkpoints with `use_reentrant=True`, with `narrow_gather` under `bf16-mixed`, where only some ranks of a tensor
 group return `None`, and under `zero` with `stage=3`. There `return loss * 0.0` takes part, where the loss is a number.
-A batch that no rank has a loss of is left out, as everywhere.
+Under `zero` with `stage=0` or `stage=1` gradients are reduced when a window of accumulation ends: a rank that had no
+loss in all of it brings zeros there, also in its first one, and each window has one such message. A batch that no rank
+has a loss of is left out, as everywhere.
 
 Likewise a loss that leaves out parameters which other ranks use, as experts do that only some samples go to, ends the
 job under `fsdp`, `mesh` with `shard` and `zero` from stage 1 on; `strategy=ddp strategy.find_unused_parameters=true`

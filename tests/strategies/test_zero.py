@@ -215,6 +215,16 @@ def test_batches_that_some_ranks_skip(make: type[Any], size: int, more: dict[str
     assert max(difference(*runs).values()) < 1e-6
 
 
+@pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.3}], ids=["", "windows"])
+@pytest.mark.parametrize("make", [of(SkippingClassifier, 3), of(Weighing, 3), SkipsTheFirst])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_windows_without_a_loss_on_some_ranks(stage: int, make: type[Any], more: dict[str, Any]) -> None:
+    """Nothing is reduced before the step, and there a rank without a loss in its whole window left the others alone."""
+    options: dict[str, Any] = {"precision": "32-true", "max_epochs": 2, "data": loader(51, 7, False), **more}
+    runs = [train(make, place, 3, timeout=15, **options) for place in ("ddp", zero(stage))]
+    assert max(difference(*runs).values()) < 1e-6
+
+
 class Skips(Classifier):
     """No rank has a loss of the batches 1 and 4, of the first of which it was not even asked for scores."""
 
@@ -225,7 +235,7 @@ class Skips(Classifier):
         return None if batch_idx == 4 else loss
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 3}], ids=["", "windows"])
 def test_a_batch_of_which_no_rank_has_a_loss_is_left_out(stage: int, more: dict[str, Any]) -> None:
     options: dict[str, Any] = {"precision": "32-true", "max_epochs": 2, **more}

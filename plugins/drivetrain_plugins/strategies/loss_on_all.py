@@ -1,6 +1,7 @@
-"""Whether all ranks have a loss to go backward from, for engines whose ranks gather weights and reduce gradients within
-a pass: one that has none goes along with zeros where it knows how, or has no pass to do its part in, and the others
-wait for it. Every rank tells in the job's store how far it is, and only a rank without a loss looks there.
+"""Whether all ranks have a loss to go backward from, for engines whose ranks gather weights and reduce gradients
+together, within a pass or at the end of a window: one that has none goes along with zeros where it knows how, or has
+nothing to do its part in, and the others wait for it. Every rank tells in the job's store how far it is, and only a
+rank without a loss looks there.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ class LossOnAll:
     def __init__(self, job: Job) -> None:
         self.rank = job.rank
         self._steps = 0
-        # A little less than what NCCL waits for a collective, and then ends the process without these words.
-        self._told = Announcements("loss", job.rank, range(job.world_size), 0.9 * job.timeout)
+        self._told = _announcements("loss", job)
 
     def step(self) -> None:
         """The next micro-batch."""
@@ -123,3 +123,46 @@ class LossOnAll:
             self._told.ask(self._steps, moment, heard)
         except TimeoutError as error:
             raise TrainingError(f"training_step returned None on rank {self.rank}, and {error}") from None
+
+
+class WindowOnAll:
+    """Whether any rank of ``job`` had a loss in an accumulation window, at the end of which all reduce and step."""
+
+    def __init__(self, job: Job) -> None:
+        self.rank = job.rank
+        self._windows = 0
+        self._told = _announcements("window", job)
+
+    def over(self, loss: bool, weighted: bool) -> tuple[bool, bool]:
+        """The end of this rank's window.
+
+        Args:
+            loss: whether there was one in it.
+            weighted: whether that came with a weight of its own.
+
+        Returns:
+            Both, of the ranks that had a loss: of this one if it had, else of the others.
+
+        Raises:
+            TrainingError: this rank had none, and another did not come to the end of its window.
+        """
+        self._windows += 1
+        self._told.tell(self._windows, 0, json.dumps([loss, weighted]))
+        if loss:
+            return loss, weighted
+
+        def heard(rank: int, theirs: str | None) -> None:
+            nonlocal loss, weighted
+            had, weighs = json.loads(theirs) if theirs is not None else (True, False)
+            loss, weighted = loss or had, weighted or weighs
+
+        try:
+            self._told.ask(self._windows, 0, heard)
+        except TimeoutError as error:
+            raise TrainingError(f"rank {self.rank} had no loss in its last window, and {error}") from None
+        return loss, weighted
+
+
+def _announcements(name: str, job: Job) -> Announcements:
+    # A little less than what NCCL waits for a collective, and then ends the process without these words.
+    return Announcements(name, job.rank, range(job.world_size), 0.9 * job.timeout)

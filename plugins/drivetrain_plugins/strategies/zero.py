@@ -2,7 +2,8 @@
 
 What differs from a replica: gradients live within the engine, so ``on_before_optimizer_step`` finds none on the
 parameters, and every backward pass is one of all ranks in stages 2 and 3: a rank that skips a batch by itself
-(``training_step`` returning None) brings zeros in stage 2, and cannot in stage 3.
+(``training_step`` returning None) brings zeros in stage 2, and cannot in stage 3. In the stages before, where gradients
+are reduced when the engine steps, it does so at the end of a window of which it has no loss at all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import zero_loss
-from drivetrain_plugins.strategies.loss_on_all import LossOnAll
+from drivetrain_plugins.strategies.loss_on_all import LossOnAll, WindowOnAll
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
@@ -61,6 +62,7 @@ class Zero(Strategy):
     _whole: Whole | None = None
     _reached: Reached | None = None
     _losses: LossOnAll | None = None  # where a pass reduces gradients
+    _windows: WindowOnAll | None = None  # where a step does
     _model: Any = None
 
     @property
@@ -143,8 +145,11 @@ class Zero(Strategy):
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
             self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
             self._reached = Reached(parameters)
-        if self._stage >= 2 and self.data.size > 1:
-            self._losses = LossOnAll(self.job)
+        if self.data.size > 1:
+            if self._stage >= 2:
+                self._losses = LossOnAll(self.job)
+            else:
+                self._windows = WindowOnAll(self.job)
         return optimizers
 
     def _refuse_shapes(self, optimizer: Optimizer) -> None:
@@ -232,6 +237,13 @@ class Zero(Strategy):
 
     def _window_weight(self) -> float:
         """The window's total weight where the module weights its losses, else 0."""
+        if self._windows is not None:
+            had, self.weighted = self._windows.over(self.contributed, self.weighted)
+            if not had:
+                raise SkipStep
+            if not self.contributed:
+                self.contributed, self._dirty = True, True
+                self._backward_pass(zero_loss(trained(self.module.named_parameters()).values(), self.device))
         if self.contributed and not self.weighted:
             return 0.0
         known = torch.tensor([self.weight, float(self.contributed)], dtype=torch.float64)
@@ -398,7 +410,7 @@ class Zero(Strategy):
                 delattr(parameter, name)
         self._own.clear()
         self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
-        self._losses, self._order = None, ()
+        self._losses, self._windows, self._order = None, None, ()
         if saved:
             named = dict(self.module.named_parameters(remove_duplicate=False))
             for group, names in zip(self._optimizer.param_groups, self._group_names, strict=True):
