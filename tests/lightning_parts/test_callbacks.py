@@ -338,6 +338,30 @@ def test_throughput_of_evaluations_is_counted_on(tmp_path: Path) -> None:
     assert steps == [2, 5], "the second evaluation's come after the first one's"
 
 
+def test_throughput_of_validations_within_an_epoch_is_counted_on(tmp_path: Path) -> None:
+    """And loggers are told it by name, as they are told what a module logs."""
+
+    def run(L: Any) -> dict[str, Any]:
+        class Rows(L.loggers.Logger):  # type: ignore[misc, name-defined]
+            name, version = "rows", 0
+
+            def __init__(self) -> None:
+                self.rows: list[Any] = []
+
+            def log_hyperparams(self, *args: Any, **options: Any) -> None: ...
+
+            def log_metrics(self, *, metrics: dict[str, float], step: int | None = None) -> None:
+                self.rows.append((step, metrics["validate/batches"])) if "validate/batches" in metrics else None
+
+        rows, monitor = Rows(), L.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), window_size=3)
+        options = {"limit_train_batches": 4, "val_check_interval": 2, "limit_val_batches": 3, "max_epochs": 2}
+        fit = trainer(L, tmp_path, logger=rows, callbacks=[monitor], log_every_n_steps=2, **options)
+        fit.fit(classifier(L), loader(20), loader(12))
+        return {"rows": rows.rows}
+
+    assert compare(run)["rows"] == [(2, 2), (5, 2)] * 2
+
+
 def test_how_far_a_bar_came_can_be_asked_afterwards(tmp_path: Path) -> None:
     def run(L: Any) -> dict[str, Any]:
         bar = L.callbacks.TQDMProgressBar()

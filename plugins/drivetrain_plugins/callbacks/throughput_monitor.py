@@ -27,6 +27,7 @@ class _Stage:
     samples: int = 0
     lengths: int | None = None
     run: str | None = "fit"  # the Trainer's stage that it is of
+    epoch: int = 0  # in which it began
     steps: int = 0  # its batches
     earlier: int = 0  # batches in earlier runs of it, whose steps are not logged again
 
@@ -110,7 +111,7 @@ class ThroughputMonitor(Callback):
                 "batches_per_second": self._batches / self._seconds,
             }
             for logger in trainer.loggers:
-                logger.log_metrics(rates, step=step - 1)  # like the metrics of that step
+                logger.log_metrics(metrics=rates, step=step - 1)  # like the metrics of that step
         self._total_samples += self._samples
         self._total_seconds += self._seconds
         self._samples = self._batches = 0
@@ -173,11 +174,14 @@ class ThroughputMonitor(Callback):
     # -- with batch_size_fn -------------------------------------------------------------------------------------
     def _begin(self, trainer: Trainer, stage: str) -> None:
         if self.batch_size_fn is not None and not trainer.sanity_checking:
-            known = _Stage(Throughput(world_size=trainer.world_size, **self.kwargs), run=trainer.stage)
+            throughput = Throughput(world_size=trainer.world_size, **self.kwargs)
+            known = _Stage(throughput, run=trainer.stage, epoch=trainer.current_epoch)
             before = self._stages.get(stage)
             if before is not None and trainer.stage != "fit":  # evaluations of one Trainer are counted on
                 known.batches, known.samples, known.lengths = before.batches, before.samples, before.lengths
-                known.earlier = before.earlier + before.steps if before.run == trainer.stage else 0
+            same_epoch = before is not None and (trainer.stage != "fit" or before.epoch == known.epoch)
+            if before is not None and before.run == trainer.stage and same_epoch:
+                known.earlier = before.earlier + before.steps
             self._stages[stage] = known
 
     def _count(
@@ -206,7 +210,7 @@ class ThroughputMonitor(Callback):
                 trainer.logged_metrics.update({name: torch.tensor(float(value)) for name, value in found.items()})
             beside = {} if step is None else {"epoch": trainer.current_epoch}
             for logger in trainer.loggers:
-                logger.log_metrics(found | beside, step=known.earlier + known.steps if step is None else step)
+                logger.log_metrics(metrics=found | beside, step=known.earlier + known.steps if step is None else step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: TrainModule) -> None:
         self._pause()
