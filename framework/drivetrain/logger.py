@@ -18,9 +18,11 @@ class Logger:
 
     Attributes:
         saves_by_itself: whether it decides when to write what it holds; else ``save`` follows each ``log_metrics``.
+        opens_first: whether its experiment is made as a stage begins, before others write, whose writing it follows.
     """
 
     saves_by_itself = False
+    opens_first = False
 
     @property
     def name(self) -> str | None:

@@ -171,8 +171,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     module, stage, hooks, strategy = request.module, request.stage, trainer.hooks, trainer.strategy
     told = TrainerFn(stage) if trainer.meanings.stages == "enum" else stage
     _prepare_data(trainer, request)
-    if trainer.meanings.opens_loggers:
-        stage_loggers.open_experiments(trainer)
+    stage_loggers.open_experiments(trainer)
     if request.datamodule is not None:
         trainer.before_setup = rng.capture()
         request.datamodule.setup(stage=told)

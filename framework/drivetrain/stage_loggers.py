@@ -26,8 +26,15 @@ def agree_on_versions(trainer: Trainer) -> None:
 
 
 def open_experiments(trainer: Trainer) -> None:
-    """Let each logger make what it writes to, as far as it has such a thing."""
-    for logger in trainer.loggers if trainer.is_global_zero else []:
+    """Let each logger make what it writes to, as far as it has such a thing, where that is meant; those that have to be
+    there before others in any case."""
+    first = [logger for logger in trainer.loggers if getattr(logger, "opens_first", False)]
+    rest = (
+        [logger for logger in trainer.loggers if not any(logger is one for one in first)]
+        if trainer.meanings.opens_loggers
+        else []
+    )
+    for logger in [*first, *rest] if trainer.is_global_zero else []:
         getattr(logger, "experiment", None)
 
 

@@ -21,6 +21,7 @@ from lightning.fabric.utilities.logger import _convert_params, _flatten_dict
 from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import drivetrain
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
 from drivetrain.logger import SilentExperiment
@@ -296,6 +297,34 @@ def test_the_module_of_wandbs_run_is_there(tmp_path: Path, monkeypatch: pytest.M
         del sys.modules[name]
     assert ours.loggers.WandbLogger(project="p", save_dir=tmp_path).experiment is not None
     assert isinstance(sys.modules["wandb"].wandb_run.Run, type)
+
+
+@pytest.mark.parametrize("lightnings_meaning", [True, False])
+def test_the_run_of_wandb_begins_before_other_loggers_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lightnings_meaning: bool
+) -> None:
+    """With ``sync_tensorboard`` it follows the writers that begin after it."""
+    _, begun = put_wandb(monkeypatch)
+    seen: list[int] = []
+
+    class Board(ours.loggers.TensorBoardLogger):
+        @property
+        def experiment(self) -> Any:
+            seen.append(len(begun))
+            return super().experiment
+
+        def log_hyperparams(self, *args: Any, **options: Any) -> None:
+            seen.append(len(begun))
+            super().log_hyperparams(*args, **options)
+
+    loggers = [Board(tmp_path), ours.loggers.WandbLogger(save_dir=tmp_path, sync_tensorboard=True)]
+    if lightnings_meaning:
+        fit = trainer(ours, tmp_path, logger=loggers, max_epochs=1)
+    else:
+        fit = drivetrain.Trainer(devices=1, logger=loggers, max_epochs=1, default_root_dir=tmp_path)
+    fit.fit(classifier(ours), loader())
+    assert seen and set(seen) == {1}, "not before the run of wandb"
+    assert fit.logger is loggers[0]
 
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

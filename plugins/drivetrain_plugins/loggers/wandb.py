@@ -40,7 +40,7 @@ class WandbLogger(Logger):
         add_file_policy: ``"mutable"`` (a file is copied first) or ``"immutable"``.
         **kwargs: for ``wandb.init``.
 
-    The run begins at the first write, in the process that writes: none is alive when workers are forked.
+    The run begins with a stage or the first write, in the process that writes: none is alive when workers are forked.
 
     Raises:
         ConfigurationError: ``offline`` with ``log_model``.
@@ -48,6 +48,7 @@ class WandbLogger(Logger):
     """
 
     LOGGER_JOIN_CHAR = "-"  # between prefix and name
+    opens_first = True  # ``sync_tensorboard`` takes what writers that begin after it write
 
     def __init__(
         self,
