@@ -119,6 +119,11 @@ class Noted:
         self.batches = batches
         self.chosen: dict[int, list[Any]] = {}
 
+    @property
+    def sampler(self) -> Any:
+        """What chooses the samples, which is told the epoch; None where that is the batch sampler itself."""
+        return getattr(self.batches, "sampler", None)
+
     def __iter__(self) -> Iterator[Any]:
         self.chosen.clear()
         for number, batch in enumerate(self.batches):

@@ -19,7 +19,7 @@ import tqdm
 import yaml
 from omegaconf import OmegaConf
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import drivetrain.lightning as ours
 from drivetrain.errors import ConfigurationError
@@ -665,3 +665,36 @@ def test_what_configure_optimizers_knows_of_a_run_that_goes_on(tmp_path: Path) -
     expected, found = run(theirs), run(ours)
     shown = "callback's checkpoint"  # ours is called before the data, so that it may change what that takes
     assert [one for one in found if one != shown] == [one for one in expected if one != shown]
+
+
+def test_a_prediction_is_in_the_order_of_the_epochs_that_were_trained(tmp_path: Path) -> None:
+    """A ``DistributedSampler`` of the project's own shuffles by itself, as it does for a test."""
+
+    def run(L: Any, strategy: str) -> list[Any]:
+        class Module(L.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = nn.Linear(1, 1)
+
+            def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+                return self.net(batch[0]).sum()
+
+            def predict_step(self, batch: Any, batch_idx: int) -> Any:
+                return batch[0].flatten().tolist()
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def shuffled() -> Any:
+            data = TensorDataset(torch.arange(8.0).view(8, 1))
+            return DataLoader(data, sampler=DistributedSampler(data, num_replicas=1, rank=0, seed=1), batch_size=4)
+
+        options = {"devices": 1, "accelerator": "cpu", "strategy": strategy, "use_distributed_sampler": False}
+        trainer = L.Trainer(**{**QUIET, **options, "logger": False, "max_epochs": 3, "default_root_dir": tmp_path})
+        found = [trainer.predict(Module(), shuffled())]
+        trainer.fit(Module(), shuffled())
+        return [*found, trainer.predict(Module(), shuffled())]
+
+    expected = run(theirs, "auto")
+    assert expected[0] != expected[1]
+    assert run(ours, "auto") == run(ours, "ddp") == expected

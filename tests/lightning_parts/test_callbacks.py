@@ -375,6 +375,24 @@ def test_how_far_a_bar_came_can_be_asked_afterwards(tmp_path: Path) -> None:
     assert compare(run)["bars"][0][0] == 5
 
 
+@pytest.mark.parametrize(("steps", "epochs"), [(7, -1), (3, None), (7, 4)])
+def test_a_bar_ends_where_the_steps_do(tmp_path: Path, steps: int, epochs: int | None) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        class Asks(L.callbacks.TQDMProgressBar):  # type: ignore[misc, name-defined]
+            def on_train_epoch_start(self, trainer: Any, *rest: Any) -> None:
+                super().on_train_epoch_start(trainer, *rest)
+                totals.append((self.total_train_batches, self.train_progress_bar.total))
+
+        totals: list[Any] = []
+        stream = ([part.clone() for part in batch] for _ in range(9) for batch in loader(20))
+        options = {"enable_progress_bar": True, "max_steps": steps, "max_epochs": epochs}
+        trainer(L, tmp_path, callbacks=[Asks()], **options).fit(classifier(L), loader(20))
+        trainer(L, tmp_path, callbacks=[Asks()], **options | {"max_epochs": -1}).fit(classifier(L), stream)
+        return {"totals": totals}
+
+    assert compare(run)["totals"][-1] == (steps, steps)
+
+
 def test_a_callback_that_is_a_network_and_a_layer_of_the_module(tmp_path: Path) -> None:
     """It has weights of its own and is given by ``configure_callbacks``: the module is not a layer of it in turn."""
 

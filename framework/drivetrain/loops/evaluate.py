@@ -71,6 +71,14 @@ def empty(which: str, source: BatchSource, loaders: int) -> str:
     return f"the {which} data is empty: its loader {number}gives no batch, so nothing comes of it."
 
 
+def _choose_epoch(trainer: Trainer, sources: list[BatchSource], counts: bool) -> None:
+    """Samplers that shuffle do so by the epochs that were trained where the data ``counts`` them, else as in the first.
+    Lightning does so after a fit in a test and a prediction, too."""
+    counts = counts or trainer.meanings.order == "torch"
+    for source in sources:
+        source.set_epoch(trainer.current_epoch if counts else 0)
+
+
 def _open_first(sources: list[BatchSource]) -> None:
     """The first loader draws from the generators before hooks of the stage's start do, a further one when its turn
     comes, as in Lightning."""
@@ -143,10 +151,7 @@ class EvaluateLoop(EvaluationNames):
             trainer.remember_modes()
             with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
                 hooks.follow()
-                # Lightning shuffles the data of a test after a fit by the epochs that were trained, too.
-                counts = stage == "validation" or trainer.meanings.order == "torch"
-                for source in self.sources:
-                    source.set_epoch(trainer.current_epoch if counts else 0)
+                _choose_epoch(trainer, self.sources, stage == "validation")
                 _open_first(self.sources)
                 hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
@@ -400,6 +405,7 @@ class PredictLoop(EvaluationNames):
         self.batch_progress.begin()
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
+            _choose_epoch(trainer, self.sources, False)
             _open_first(self.sources)
             hooks.of_module("on_predict_model_eval")
             hooks("on_predict_start")

@@ -95,8 +95,13 @@ class ProgressBar(Callback):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Training batches of an epoch; infinite where that is not known."""
-        return self.trainer.num_training_batches
+        """Training batches of an epoch, or fewer where only ``max_steps`` ends training and comes before its end;
+        infinite where neither is known."""
+        trainer = self.trainer
+        if trainer.max_epochs not in (None, -1) or trainer.max_steps in (None, -1):
+            return trainer.num_training_batches
+        left = (trainer.max_steps - trainer.global_step) * trainer.accumulate_grad_batches
+        return min(trainer.num_training_batches, left)
 
     @property
     def total_val_batches(self) -> int | float:
