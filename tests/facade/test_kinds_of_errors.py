@@ -52,6 +52,24 @@ def search(L: Any) -> None:
     importlib.import_module(f"{L.__name__}.tuner").Tuner(trainer).lr_find(module(L), loader())
 
 
+def told_of_one_loader(name: str) -> Callable[[Any], None]:
+    """A hook or step of which the number of the loader is asked for where there is one loader."""
+    stage = "validation" if "validation" in name else "predict"
+
+    def mistake(L: Any) -> None:
+        trainer = L.Trainer(**{**QUIET, "accelerator": "cpu", "devices": 1})
+        hooks: dict[str, Any] = {
+            f"{stage}_step": lambda self, batch, batch_idx: None,
+            f"on_{stage}_batch_start": lambda self, batch, batch_idx: None,
+        }
+        hooks[name] = lambda self, batch, batch_idx, dataloader_idx: None
+        if name.endswith("_end"):
+            hooks[name] = lambda self, outputs, batch, batch_idx, dataloader_idx: None
+        getattr(trainer, {"validation": "validate"}.get(stage, stage))(module(L, **hooks), loader())
+
+    return mistake
+
+
 MISTAKES: dict[str, Callable[[Any], Any]] = {
     "accelerator": lambda L: L.Trainer(accelerator="abacus"),
     "strategy": lambda L: L.Trainer(strategy="luck"),
@@ -79,6 +97,9 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "backward": lambda L: fit(L, training_step=lambda self, batch, _: self.manual_backward(self.net(batch[0]).sum())),
     "hyper-parameters": lambda L: module(L).save_hyperparameters(3),
     "no rate": search,
+    "a step is told of one loader": told_of_one_loader("validation_step"),
+    "a start is told of one loader": told_of_one_loader("on_validation_batch_start"),
+    "an end is told of one loader": told_of_one_loader("on_predict_batch_end"),
     "no loader of a module": lambda L: L.LightningModule().val_dataloader(),
     "no loader of data": lambda L: L.LightningDataModule().train_dataloader(),
     "load into a module": lambda L: module(L).load_from_checkpoint("some.ckpt"),

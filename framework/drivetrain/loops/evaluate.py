@@ -13,7 +13,7 @@ import torch
 from drivetrain import metric_states
 from drivetrain.comm import phase
 from drivetrain.data_hooks import move
-from drivetrain.errors import note_place
+from drivetrain.errors import MisuseError, note_place
 from drivetrain.launch import signals
 from drivetrain.loops.names import EvaluationNames, Progress
 from drivetrain.metric_exchange import in_order
@@ -51,6 +51,22 @@ def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[
         return (batch, micro.index, micro.loader) if loader else (batch, micro.index)
 
     return arguments
+
+
+def check_loader_index(module: Any, stage: str, several_loaders: bool) -> None:
+    """Refuse what wants to be told which loader a batch is of where there is only one, of which it is not told.
+
+    Raises:
+        MisuseError: a step or a hook of the module takes ``dataloader_idx`` without a default.
+    """
+    for name in (f"{stage}_step", f"on_{stage}_batch_start", f"on_{stage}_batch_end"):
+        hook = None if several_loaders else getattr(module, name, None)
+        parameter = None if hook is None else inspect.signature(hook).parameters.get("dataloader_idx")
+        if parameter is not None and parameter.default is inspect.Parameter.empty:
+            raise MisuseError(
+                f"{type(module).__name__}.{name} takes dataloader_idx, which is not given where there is one loader:"
+                " leave it out, or give it a default (dataloader_idx=0)."
+            )
 
 
 def without_gradients(trainer: Trainer) -> AbstractContextManager[Any]:
@@ -151,6 +167,7 @@ class EvaluateLoop(EvaluationNames):
             trainer.remember_modes()
             with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
                 hooks.follow()
+                check_loader_index(trainer.lightning_module, stage, len(self.sources) > 1)
                 _choose_epoch(trainer, self.sources, stage == "validation")
                 _open_first(self.sources)
                 hooks.of_module(f"on_{stage}_model_eval")
@@ -405,6 +422,7 @@ class PredictLoop(EvaluationNames):
         self.batch_progress.begin()
         arguments = step_arguments(module.predict_step, len(self.sources) > 1)
         with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
+            check_loader_index(module, "predict", len(self.sources) > 1)
             _choose_epoch(trainer, self.sources, False)
             _open_first(self.sources)
             hooks.of_module("on_predict_model_eval")
