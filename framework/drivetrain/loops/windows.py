@@ -59,7 +59,9 @@ class Windows:
         self.reader = source.read(start)
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
         one_by_one = source.counted or source.natural
-        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not one_by_one
+        # Ranks that compute each batch together must have read the same, which is looked at once.
+        self.looks = fit.strategy.communicator.world_size > source.shard.size and start == 0 and not source.compared
+        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not one_by_one or self.looks
 
     def __iter__(self) -> Iterator[Window]:
         return self._ahead() if self.ahead else self._one_by_one()
@@ -103,11 +105,20 @@ class Windows:
                 if agreed is None:
                     return
                 total = agreed
+            elif self.looks:
+                self._look(batches)
             if timing.on:
                 timing.add_sampled("data", clock)
             if not batches:
                 return
             yield Window(batches, total)
+
+    def _look(self, batches: list[MicroBatch]) -> None:
+        self.looks, self.source.compared = False, True
+        strategy = self.fit.strategy
+        mark = fingerprint(batches[0].batch) if batches else 0.0
+        mine = torch.tensor([strategy.data.rank, mark], dtype=torch.float64, device=strategy.device)
+        one_of_each([row.tolist() for row in strategy.gather(mine)])
 
     def _agree(self, batches: list[MicroBatch], total: float) -> float | None:
         """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""
@@ -116,8 +127,8 @@ class Windows:
         final = float(any(m.last for m in batches))
         looks = self.source.own_stream and self.start == 0 and not self.source.compared
         mark = [fingerprint(batches[0].batch) if batches else 0.0] if looks else []
-        mine = torch.tensor([*sizes, final, *mark], dtype=torch.float64, device=strategy.device)
-        gathered = [t.tolist() for t in strategy.gather(mine)]
+        mine = torch.tensor([strategy.data.rank, *sizes, final, *mark], dtype=torch.float64, device=strategy.device)
+        gathered = one_of_each([t.tolist() for t in strategy.gather(mine)])
         if looks:
             self.source.compared = True
             marks = {row.pop() for row in gathered}
@@ -145,6 +156,23 @@ class Windows:
                 " the same stream and keeps its part; use batch=per_process for streams that are split by rank."
             )
         return total
+
+
+def one_of_each(gathered: list[list[float]]) -> list[list[float]]:
+    """What each replica said, of rows that begin with its number: ranks that compute each batch together count once.
+
+    Raises:
+        TrainingError: two ranks of a replica said something else of their batches.
+    """
+    found: dict[float, tuple[int, list[float]]] = {}
+    for rank, (replica, *row) in enumerate(gathered):
+        first, said = found.setdefault(replica, (rank, row))
+        if said != row:
+            raise TrainingError(
+                f"ranks {first} and {rank} compute each batch together and read different ones: let the data set give"
+                " its part by trainer.strategy.data.rank, which is the same on both, not by the rank of the process."
+            )
+    return [row for _, row in found.values()]
 
 
 def fingerprint(batch: Any) -> float:

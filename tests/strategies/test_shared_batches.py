@@ -1,0 +1,64 @@
+"""Ranks that compute each batch together count it once, whatever gives the batches, and must have read the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.errors import WorkerError
+from tests.runs import Classifier, dataset, difference, train
+
+TENSOR = {"name": "mesh", "data": 2, "shard": 1, "tensor": 2}
+CUT = {"name": "mesh", "data": 1, "shard": 2, "tensor": 2}
+PIPELINE = {"name": "mesh", "data": 2, "pipeline": 2}
+
+
+class Planned(Classifier):
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        return {"net.0": "columns", "net.2": "rows"}
+
+
+class Several(Planned):
+    """Its batches come from loaders that are read at once."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        (x, first), (more, second) = batch["a"], batch["b"]
+        return nn.functional.cross_entropy(self.net(torch.cat([x, more])), torch.cat([first, second]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("strategy", "devices"), [(TENSOR, 4), (CUT, 4), (PIPELINE, 4), ("tensor_parallel", 2)])
+def test_batches_of_several_loaders_weigh_what_they_weigh_in_one_process(
+    strategy: Any, devices: int, accumulate: int
+) -> None:
+    """The samples of a tensor group's ranks were added up: gradients were half of what they should have been."""
+
+    def run(place: Any, count: int) -> Any:
+        data = dataset(47)
+        loaders = {"a": DataLoader(data, batch_size=8, shuffle=True), "b": DataLoader(data, batch_size=8)}
+        return train(Several, place, count, data=loaders, accumulate_grad_batches=accumulate)
+
+    assert max(difference(run("single", 1), run(strategy, devices)).values()) < 1e-10
+
+
+class SplitByRank(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        samples = dataset(48)
+        return iter([samples[index] for index in range(dist.get_rank(), len(samples), dist.get_world_size())])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "options"),
+    [("tensor_parallel", 2, {}), ("pipeline", 2, {}), (TENSOR, 4, {"batch": "per_process"})],
+)
+def test_a_stream_split_by_rank_is_no_batch_of_ranks_that_compute_together(
+    strategy: Any, devices: int, options: dict[str, Any]
+) -> None:
+    with pytest.raises(WorkerError, match=r"ranks \d and \d compute each batch together and read different ones"):
+        train(Planned, strategy, devices, data=DataLoader(SplitByRank(), batch_size=4), **options)
