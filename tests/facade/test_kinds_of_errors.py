@@ -97,6 +97,8 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "backward": lambda L: fit(L, training_step=lambda self, batch, _: self.manual_backward(self.net(batch[0]).sum())),
     "hyper-parameters": lambda L: module(L).save_hyperparameters(3),
     "no rate": search,
+    "a function for no hook": lambda L: L.callbacks.LambdaCallback(on_training=print),
+    "no schedule": lambda L: L.callbacks.GradientAccumulationScheduler({}),
     "a step is told of one loader": told_of_one_loader("validation_step"),
     "a start is told of one loader": told_of_one_loader("on_validation_batch_start"),
     "an end is told of one loader": told_of_one_loader("on_predict_batch_end"),

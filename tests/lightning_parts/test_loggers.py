@@ -299,6 +299,21 @@ def test_the_module_of_wandbs_run_is_there(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(sys.modules["wandb"].wandb_run.Run, type)
 
 
+def test_values_of_all_kinds_in_a_file_of_rows(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        logger = L.loggers.CSVLogger(tmp_path / L.__name__, name="", version="")
+        values = {"text": "a, b", "truth": True, "count": torch.tensor(3), "half": torch.tensor([0.5]), "none": None}
+        logger.log_metrics({**values, "single": np.float32(0.1), "whole": np.int64(2), "number": 0.1}, step=1)
+        logger.log_metrics({"late": "x"}, step=2)
+        logger.save()
+        with pytest.raises((ValueError, RuntimeError)):
+            logger.log_metrics({"many": torch.ones(2)})
+        with (tmp_path / L.__name__ / "metrics.csv").open(newline="") as file:
+            return {"rows": [dict(sorted(row.items())) for row in csv.DictReader(file)]}
+
+    assert compare(run)["rows"][0]["text"] == "a, b"
+
+
 @pytest.mark.parametrize("lightnings_meaning", [True, False])
 def test_the_run_of_wandb_begins_before_other_loggers_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lightnings_meaning: bool

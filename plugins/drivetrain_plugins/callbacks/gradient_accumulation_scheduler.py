@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.callback import Callback
 from drivetrain.declaration import refuse
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WrongKindError
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -26,7 +26,9 @@ class GradientAccumulationScheduler(Callback):
     """
 
     def __init__(self, scheduling: dict[int, int]) -> None:
-        if not scheduling or any(_below(epoch, 0) for epoch in scheduling):
+        if not scheduling:
+            raise WrongKindError("GradientAccumulationScheduler(scheduling={}): give {epoch: factor}.")
+        if any(_below(epoch, 0) for epoch in scheduling):
             raise ConfigurationError(
                 f"GradientAccumulationScheduler(scheduling={scheduling!r}): give {{epoch: factor}} with epochs from 0."
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import UnknownArgumentError, nearest
 
 _HOOKS = frozenset(name for name in dir(Callback) if name.startswith("on_")) | {"setup", "teardown"}
 
@@ -15,12 +15,12 @@ class LambdaCallback(Callback):
     """``LambdaCallback(on_train_start=lambda trainer, pl_module: ...)``: each function gets what its hook gets.
 
     Raises:
-        ConfigurationError: a name that is no hook.
+        UnknownArgumentError: a name that is no hook.
     """
 
     def __init__(self, **hooks: Callable[..., Any] | None) -> None:
         for name, function in hooks.items():
             if name not in _HOOKS:
-                raise ConfigurationError(f"LambdaCallback has no hook {name!r}: {nearest(name, _HOOKS)}")
+                raise UnknownArgumentError(f"LambdaCallback has no hook {name!r}: {nearest(name, _HOOKS)}")
             if function is not None:
                 setattr(self, name, function)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from drivetrain.local_path import local_path
 from drivetrain.logger import Logger, first_worker_only
 from drivetrain.yaml_text import yaml_text
@@ -88,10 +90,11 @@ class VersionedLogger(Logger):
         numbers = [entry.name.removeprefix("version_") for entry in root.glob("version_*") if entry.is_dir()]
         return max((int(number) for number in numbers if number.isdecimal()), default=-1) + 1
 
-    def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Names with the prefix, values as Python numbers."""
+    def _prefixed(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Names with the prefix, tensors as Python numbers; other values, such as text, as they are."""
         join = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
-        return {f"{join}{name}": value if type(value) is int else float(value) for name, value in metrics.items()}
+        numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        return {f"{join}{name}": value for name, value in numbers.items()}
 
     @first_worker_only
     def log_hyperparams(self, params: Any = None, metrics: Mapping[str, float] | None = None) -> None:
