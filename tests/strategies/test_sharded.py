@@ -436,6 +436,21 @@ class Dropping(TinyGPT):
         assert all(torch.equal(first, other) for other in others)
 
 
+class TiedPlan(Planned):
+    """A layer of its plan shares its weight with another, which would go on alone with the old one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[4] = seeded(lambda: nn.Linear(16, 16))
+        self.net[4].weight = self.net[2].weight
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1, "shard": 2}, {"data": 2, "shard": 1}], ids=str)
+def test_weights_that_layers_share_stay_shared_where_a_part_is_the_whole(sizes: dict[str, int]) -> None:
+    runs = [train(TiedPlan, place, n) for place, n in (("single", 1), ({"name": "mesh", "tensor": 1, **sizes}, 2))]
+    assert max(difference(*runs).values()) < 1e-10
+
+
 @pytest.mark.parametrize("strategy", ["tensor_parallel", {"name": "mesh", "tensor": 2}])
 def test_what_every_rank_has_whole_stays_equal(strategy: Any) -> None:
     train(Dropping, strategy, 4, data=token_loader(), max_steps=5)
@@ -450,6 +465,7 @@ def test_what_every_rank_has_whole_stays_equal(strategy: Any) -> None:
         (Planned, 3, "the 16 outputs of net.0 cannot be divided among 3 ranks"),
         (Classifier, 2, "Classifier has no layers that tensor parallelism would know how to cut"),
         (Wrong, 2, "names 'net.9', which Wrong does not have"),
+        (TiedPlan, 2, "cuts net.2, whose weight is that of net.4, too: leave net.2 out of the plan"),
     ],
 )
 def test_refused_before_launch(make: Any, devices: int, said: str) -> None:

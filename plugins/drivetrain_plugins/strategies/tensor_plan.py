@@ -85,6 +85,8 @@ def check_plan(module: nn.Module, size: int) -> None:
             raise ConfigurationError(f"{METHOD}() names {pattern!r}, which {type(module).__name__} does not have.")
         for name in names:
             _check_layer(name, named[name], named[name.rpartition(".")[0]], style, size)
+            if size > 1:
+                _check_is_own(module, name, named[name])
     if size > 1 and _given(module) is None:
         for name in dict.fromkeys(name.rpartition(".")[0] for name in plan_of(module)):
             _check_heads_are_open(name, named[name])
@@ -107,6 +109,20 @@ def _check_layer(name: str, layer: nn.Module, parent: nn.Module, style: Any, siz
             f"the {width} {'outputs' if style == 'columns' else 'inputs'} of {name} cannot be divided among {size}"
             f" ranks of a tensor group: use a number of ranks that divides {width}."
         )
+
+
+def _check_is_own(module: nn.Module, name: str, layer: nn.Module) -> None:
+    """Refuse a layer whose weights another layer has, too: it alone would get its parts of them, and the two train
+    apart without an error."""
+    inside = set(layer.modules())
+    for own, parameter in layer.named_parameters():
+        for other, owner in module.named_modules():
+            found = [] if owner in inside else [key for key, same in owner._parameters.items() if same is parameter]
+            if found:
+                raise ConfigurationError(
+                    f"{METHOD}() cuts {name}, whose {own} is that of {other or type(module).__name__}, too: leave"
+                    f" {name} out of the plan, give it weights of its own, or use strategy=fsdp."
+                )
 
 
 def _heads(parent: nn.Module, layer: str, width: int) -> int | None:
