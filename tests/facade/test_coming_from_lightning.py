@@ -271,6 +271,14 @@ def test_no_sample_is_evaluated_twice(two_ranks: Any) -> None:
     assert two_ranks[2][0]["count"] == 5.0  # Lightning: 6
 
 
+@pytest.mark.parametrize(("samples", "size"), [(5, 3), (1, 2)])
+def test_no_sample_is_trained_on_twice(samples: int, size: int) -> None:
+    module = Linear(lr=1.0)
+    data = DataLoader(TensorDataset(torch.arange(1.0, samples + 1)), batch_size=size)
+    L.Trainer(**{**SILENT, "devices": 2}, max_epochs=1).fit(module, data)
+    assert float(module.weight.detach()) == pytest.approx(-(samples + 1) / 2)  # Lightning: one twice
+
+
 class Same(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(torch.arange(8.0).reshape(4, 2, 1).unbind())
