@@ -39,10 +39,17 @@ def _without(owner: Any, name: str) -> MissingHookError:
 
 
 class DataHooks:
-    """Data hooks with Lightning's names."""
+    """Data hooks with Lightning's names.
+
+    Attributes:
+        prepare_data_per_node: whether each node prepares the data; False where all of them see one file system, which
+            the first process of all prepares then.
+    """
+
+    prepare_data_per_node = True
 
     def prepare_data(self) -> None:
-        """Download or convert; on one process of each node, before ``setup``. Assign no state here."""
+        """Download or convert; on one process of each node, or of all, before ``setup``. Assign no state here."""
 
     def setup(self, stage: str) -> None:
         """On every rank, before ``stage`` ("fit", "validate", "test" or "predict")."""

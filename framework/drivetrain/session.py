@@ -245,13 +245,14 @@ def _synchronise_batchnorm(trainer: Trainer, module: TrainModule) -> None:
 
 
 def _prepare_data(trainer: Trainer, request: Request) -> None:
-    """``prepare_data`` on the first process of each node, while the others wait; nobody waits where there is none."""
+    """``prepare_data`` on the first process of each node, or of the first one only where its owner says so, while the
+    others wait; nobody waits where there is none."""
     owners = [o for o in (request.datamodule, request.module) if o is not None]
     owners = [o for o in owners if type(o).prepare_data is not DataHooks.prepare_data]
     if not owners:
         return
-    if trainer.local_rank == 0:
-        for owner in owners:
+    for owner in owners:
+        if trainer.local_rank == 0 and (owner.prepare_data_per_node or trainer.strategy.node_rank == 0):
             owner.prepare_data()
     trainer.strategy.communicator.barrier()
 

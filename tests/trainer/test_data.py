@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,8 +22,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from drivetrain import DataModule, Trainer
+from drivetrain import DataModule, Trainer, TrainModule
 from drivetrain.errors import DrivetrainError
+from drivetrain.session import _prepare_data
 from drivetrain.sharding import BatchSource, batch_size, part, take
 from drivetrain.strategy import Shard
 from tests.runs import QUIET, Classifier, dataset, difference, loader, train
@@ -347,3 +349,31 @@ def test_a_loader_may_have_attributes_of_any_name() -> None:
 
     data = OfProject(dataset(16), batch_size=8)
     assert train(data=data, validation=data, max_epochs=1).steps == 2
+
+
+@pytest.mark.parametrize("of_module", [True, False])
+def test_data_are_prepared_once_on_each_node_or_once_of_all(of_module: bool) -> None:
+    """Nodes that share a file system would download over each other."""
+
+    def processes_that_prepare(per_node: bool) -> list[tuple[int, int]]:
+        called: list[tuple[int, int]] = []
+
+        class Prepares(TrainModule if of_module else DataModule):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.prepare_data_per_node = per_node
+
+            def prepare_data(self) -> None:
+                called.append((node, local))
+
+        owner = Prepares()
+        request = SimpleNamespace(module=owner if of_module else TrainModule(), datamodule=None if of_module else owner)
+        for node, local in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+            communicator = SimpleNamespace(barrier=lambda: None)
+            strategy = SimpleNamespace(node_rank=node, communicator=communicator)
+            _prepare_data(SimpleNamespace(local_rank=local, strategy=strategy), request)  # type: ignore[arg-type]
+        return called
+
+    assert TrainModule().prepare_data_per_node and DataModule().prepare_data_per_node
+    assert processes_that_prepare(True) == [(0, 0), (1, 0)]
+    assert processes_that_prepare(False) == [(0, 0)]
