@@ -122,6 +122,21 @@ class StrategyView:
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options)
 
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """The dictionary in a file, as it is written, with its tensors on the CPU; nothing of the run takes it over."""
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def remove_checkpoint(self, filepath: str | Path) -> None:
+        """Delete the checkpoint; the first rank does, others need not call it."""
+        if self.is_global_zero:
+            self.checkpoint_io.remove_checkpoint(filepath)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's weights by name: those that it trains where every rank holds all of them, else put together from
+        the ranks, which all have to call it, and complete on the first one."""
+        whole = self.support.editable  # type: ignore[attr-defined]
+        return self.module.state_dict() if whole else self.module.trainer.full_weights()
+
     def barrier(self, name: str | None = None) -> None:
         """Wait until every rank is here."""
         self.communicator.barrier()

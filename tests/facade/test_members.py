@@ -181,6 +181,12 @@ def a_checkpoint_that_a_callback_writes_itself(L: Any, folder: Path) -> Any:
                 read = torch.load(folder / "own.ckpt", weights_only=False)
                 seen.append((sorted(read.keys() - {"drivetrain"}), read["epoch"], read["global_step"]))
                 seen.append([float(weight.sum()) for weight in read["state_dict"].values()])
+                loaded = trainer.strategy.load_checkpoint(folder / "own.ckpt", weights_only=False)
+                seen.append((sorted(loaded.keys() - {"drivetrain"}), loaded["global_step"]))
+            weights = trainer.strategy.lightning_module_state_dict()
+            seen.append([(name, float(weight.sum())) for name, weight in weights.items()])
+            trainer.strategy.remove_checkpoint(folder / "own.ckpt")
+            seen.append((folder / "own.ckpt").exists())
 
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
             seen.append(sorted(checkpoint.keys() - {"drivetrain"}))
