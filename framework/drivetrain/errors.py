@@ -58,6 +58,10 @@ class NoCheckpointError(CheckpointError, ValueError):
     """A checkpoint is asked for by what it is (the best), and there is none yet."""
 
 
+class UnbuildableError(CheckpointError, TypeError):
+    """A class cannot be called with the hyper-parameters that a checkpoint holds."""
+
+
 class MisfitError(CheckpointError, RuntimeError):
     """The weights in a checkpoint are not those of the module. torch calls it a RuntimeError."""
 

@@ -17,7 +17,7 @@ from drivetrain import checkpoint as store
 from drivetrain.checkpoint import kept_hyperparameters, layout, single
 from drivetrain.checkpoint.trust import trusted
 from drivetrain.config_containers import changed, is_config, values_of
-from drivetrain.errors import CheckpointError, MisfitError
+from drivetrain.errors import CheckpointError, MisfitError, UnbuildableError
 from drivetrain.module import TrainModule
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _build(cls: Any, source: Source, arguments: dict[str, Any], weights_only: bo
             return configured(cls, arguments, trusted(weights_only))
         return cls(**arguments)
     except (TypeError, argparse.ArgumentError) as error:
-        raise CheckpointError(
+        raise UnbuildableError(
             f"{cls.__name__} cannot be built from the hyper-parameters in {source} ({error}): call"
             " save_hyperparameters() in its __init__, or give the missing arguments to load_from_checkpoint."
         ) from error

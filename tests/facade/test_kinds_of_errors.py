@@ -70,6 +70,19 @@ def told_of_one_loader(name: str) -> Callable[[Any], None]:
     return mistake
 
 
+def loaded_without_an_argument(L: Any) -> None:
+    """A class that did not save what it is made with."""
+
+    class Wanting(type(module(L))):  # type: ignore[misc]
+        def __init__(self, width: int) -> None:
+            super().__init__()
+
+    trainer = L.Trainer(**{**QUIET, "max_steps": 1, "accelerator": "cpu", "devices": 1})
+    trainer.fit(module(L), loader())
+    trainer.save_checkpoint("wanting.ckpt")
+    Wanting.load_from_checkpoint("wanting.ckpt")
+
+
 MISTAKES: dict[str, Callable[[Any], Any]] = {
     "accelerator": lambda L: L.Trainer(accelerator="abacus"),
     "strategy": lambda L: L.Trainer(strategy="luck"),
@@ -102,6 +115,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "a step is told of one loader": told_of_one_loader("validation_step"),
     "a start is told of one loader": told_of_one_loader("on_validation_batch_start"),
     "an end is told of one loader": told_of_one_loader("on_predict_batch_end"),
+    "load without an argument": loaded_without_an_argument,
     "no loader of a module": lambda L: L.LightningModule().val_dataloader(),
     "no loader of data": lambda L: L.LightningDataModule().train_dataloader(),
     "load into a module": lambda L: module(L).load_from_checkpoint("some.ckpt"),
