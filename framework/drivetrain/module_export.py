@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _apart(module: TrainModule) -> Iterator[None]:
-    """``module`` in eval mode and without its trainer, which no export can hold."""
+    """``module``, and those within it, in eval mode and without their trainer, which no export can hold."""
+    from drivetrain.module import TrainModule
+
     modes = [(child, child.training) for child in module.modules()]
-    trainer = module._trainer
+    trainers = [(child, child._trainer) for child in module.modules() if isinstance(child, TrainModule)]
     # TorchScript reads every property, also those that need a trainer.
     nowhere: Any = SimpleNamespace(strategy=SimpleNamespace(device=module.device, mesh=None), logger=None, loggers=[])
     nowhere.current_epoch = nowhere.global_step = nowhere.global_rank = nowhere.local_rank = 0
-    module._trainer = nowhere
+    for owner, _ in trainers:
+        owner._trainer = nowhere
     module.eval()
     try:
         yield
     finally:
-        module._trainer = trainer
+        for owner, trainer in trainers:
+            owner._trainer = trainer
         for child, training in modes:
             child.training = training
 

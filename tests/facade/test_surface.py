@@ -269,6 +269,26 @@ def test_exports(tmp_path: Path) -> None:
     assert not module.freeze().training and not any(p.requires_grad for p in module.parameters())
 
 
+@pytest.mark.parametrize("method", ["script", "trace"])
+def test_exports_of_modules_within_modules(method: str) -> None:
+    """None of them needs a trainer for it, and those that have one keep it."""
+
+    class Outer(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = torch.nn.Sequential(L.demos.BoringModel(), torch.nn.ReLU())
+            self.part = L.demos.DemoModel(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.parts(x), self.part(x)], 1)
+
+    module, x = Outer(), torch.randn(3, 32)
+    attached = module.part._trainer = object()
+    found = module.to_torchscript(method=method, example_inputs=x)
+    assert torch.equal(found(x), module(x))
+    assert module._trainer is module.parts[0]._trainer is None and module.part._trainer is attached
+
+
 def test_init_module() -> None:
     trainer = L.Trainer(**SILENT, precision="64-true")
     with trainer.init_module(empty_init=True):
