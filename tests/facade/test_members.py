@@ -242,6 +242,25 @@ def whether_a_fit_validates(L: Any, folder: Path) -> Any:
 
 
 @question
+def loaders_that_a_schedule_counts(L: Any, folder: Path) -> Any:
+    """Of the fit or of a data module, when optimizers are made: milestones in parts of the run."""
+    answers = []
+
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+    def asked(self: Any) -> Any:
+        source = self.trainer.fit_loop._data_source
+        answers.append((source.is_defined(), len(source.dataloader())))
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    for given in (loader(), Data()):
+        trainer_of(L).fit(module_of(L, configure_optimizers=asked), given)
+    return answers
+
+
+@question
 def stages_that_follow_a_fit(L: Any, folder: Path) -> Any:
     """A template's callback validates and tests at the end of a fit, where there is data for it."""
     answers = []

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from drivetrain import stage_data
 from drivetrain.combined import CombinedLoader
+from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -75,6 +77,30 @@ class DataSource:
 
     def is_defined(self) -> bool:
         return self.defined
+
+
+class TrainingSource:
+    """What a fit reads, to be asked in its first hooks: as projects count an epoch's batches for a schedule."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def is_defined(self) -> bool:
+        """Whether there is training data; so it is taken where nothing is known of a fit yet."""
+        request = self._trainer.request
+        return request is None or stage_data.loader_of(request, "train") is not None
+
+    def dataloader(self) -> Any:
+        """The loaders, made by the hook where they come from one.
+
+        Raises:
+            ConfigurationError: no fit has begun, so that there is nothing to ask.
+        """
+        request = self._trainer.request
+        made = None if request is None else stage_data.loader_of(request, "train")
+        if made is None:
+            raise ConfigurationError("there is no training data to ask for before a fit: ask within one, in a hook.")
+        return made() if callable(made) and not hasattr(made, "__iter__") else made
 
 
 class LoadersOfFit(CombinedLoader):
@@ -285,6 +311,10 @@ class LoopNames:
     @property
     def scheduler_progress(self) -> ScheduleProgress:
         return ScheduleProgress()
+
+    @property
+    def _data_source(self) -> TrainingSource:
+        return TrainingSource(self.trainer)
 
     @property
     def max_batches(self) -> int | float:
