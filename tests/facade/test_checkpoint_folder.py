@@ -39,3 +39,20 @@ def test_the_default_folder_is_lightnings(
         assert (tmp_path / name / kept.best_model_path).is_file()
         said.append((str(kept.dirpath), kept.best_model_path))
     assert said[1] == said[0]
+
+
+def test_no_folder_at_all_is_the_one_that_the_script_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``os.path.dirname(__file__)`` gives it to a script that lies there."""
+    said = []
+    for name, library, model in (("theirs", lightning.pytorch, TheirModel()), ("mine", L, MyModel())):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        kept = library.callbacks.ModelCheckpoint(dirpath="", filename="best", save_last=True)
+        options = {key: value for key, value in QUIET.items() if key != "enable_checkpointing"}
+        library.Trainer(**options, max_epochs=2, limit_train_batches=2, limit_val_batches=0, callbacks=[kept]).fit(
+            model
+        )
+        files = sorted(file.name for file in (tmp_path / name).iterdir())
+        said.append((kept.dirpath, kept.best_model_path, kept.last_model_path, files))
+    assert said[1] == said[0]
+    assert {"best.ckpt", "last.ckpt"} <= set(said[1][-1])

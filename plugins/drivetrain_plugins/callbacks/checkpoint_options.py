@@ -58,7 +58,9 @@ class CheckpointOptions(Checkpoint):
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
     ) -> None:
-        self.dirpath: str | None = os.path.realpath(local_path(dirpath, "dirpath")) if dirpath else None
+        self.dirpath: str | None = None if dirpath is None else ""  # "" is the folder that the script runs in
+        if dirpath:
+            self.dirpath = os.path.realpath(local_path(dirpath, "dirpath"))
         self.filename = filename
         self.monitor = monitor
         self.verbose = verbose

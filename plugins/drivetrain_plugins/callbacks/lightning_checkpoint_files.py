@@ -45,7 +45,9 @@ class CheckpointFiles(CheckpointOptions):
         return self._last_global_step_saved
 
     def setup(self, trainer: Trainer, pl_module: TrainModule, stage: str) -> None:
-        found = self.dirpath or local_path(os.path.expandvars(_default_folder(trainer)), "save_dir")
+        found = self.dirpath
+        if found is None:
+            found = local_path(os.path.expandvars(_default_folder(trainer)), "save_dir")
         if trainer.communicator.world_size > 1:  # the first worker says which folder it is
             found = trainer.communicator.all_gather_plain(found)[0]
         self.dirpath = found
@@ -150,7 +152,7 @@ class CheckpointFiles(CheckpointOptions):
 
     def _find_last_checkpoints(self, trainer: Trainer) -> set[str]:
         """Paths of ``last.ckpt`` and its versions in the folder."""
-        folder = Path(self.dirpath or _default_folder(trainer))
+        folder = Path(_default_folder(trainer) if self.dirpath is None else self.dirpath)
         pattern = re.compile(rf"{re.escape(self.CHECKPOINT_NAME_LAST)}(-\d+)?")
         files = folder.iterdir() if folder.is_dir() else ()
         return {str(file) for file in files if file.suffix == self.FILE_EXTENSION and pattern.match(file.stem)}

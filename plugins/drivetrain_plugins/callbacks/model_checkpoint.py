@@ -133,7 +133,10 @@ class ModelCheckpoint(CheckpointOptions):
         self._fitting = False
         if stage != "fit":
             return
-        root = self.dirpath or str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
+        root = self.dirpath
+        if root is None:
+            root = str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
+        root = root or os.getcwd()
         found: list[Any] = [root, [], None]
         if trainer.is_global_zero and not trainer.fast_dev_run:
             found = _look(root)
