@@ -163,7 +163,7 @@ Made by `python -m drivetrain support --write docs/support.md` from the strategi
 them. What is not listed is refused before anything starts. Each column is read with the other columns at their first
 choice; `python -m drivetrain support --refusals` prints all combinations that are refused, with the reason.
 
-Three things show only while training. One is a `training_step` that returns `None` to skip a batch on some ranks only.
+Four things show only while training. One is a `training_step` that returns `None` to skip a batch on some ranks only.
 Where parameters or gradients are in shards the ranks gather weights and reduce gradients together, block by block, in
 every forward and backward pass, so a rank without a loss has its part to do in the others' pass. Under `fsdp`, `mesh`
 with `shard` above 1 and `zero` with `stage=2` it does that part with zeros, whether it returned before its forward pass
@@ -197,6 +197,12 @@ which sum in another order, it agrees with one process to bf16's precision only.
 Parts of `state_dict` that only the optimizer knows (weights kept a second time) are refused under `parameter_server`
 with several servers, `pipeline` and `zero` from stage 1 on; tensors in shards, when `fsdp`, `mesh` or `tensor_parallel`
 save them.
+
+The fourth is what hooks find in gradients. In `on_before_optimizer_step` every parameter has its gradient of the whole
+window, averaged over the ranks (a part of it where it is in shards), but under `zero` from `stage=2` on, where there is
+none, under `zero` before that, where it is this rank's own, and under `pipeline`, where a rank has those of its stages:
+there a warning names each `on_after_backward` and `on_before_optimizer_step` of the module and its callbacks. In
+`on_after_backward` gradients may be this rank's own under other strategies, too, where they are averaged later.
 
 """
 

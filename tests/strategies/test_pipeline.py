@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -14,14 +15,14 @@ from torch import nn
 
 from drivetrain import Trainer, handover
 from drivetrain.declaration import Plan, conflicts
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WorkerError
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
 from drivetrain_plugins.strategies.pipeline_cut import balance, cost, cut
 from drivetrain_plugins.strategies.pipeline_schedule import runs
 from recipes.char_lm.model import GPT
 from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
 from tests.runs import QUIET, Classifier, difference, loader, seeded, train
-from tests.strategies.gpt import tiny_gpt
+from tests.strategies.gpt import TinyGPT, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
 
 
@@ -228,3 +229,17 @@ def test_steps_that_call_the_network_otherwise_end_before_a_step_is_made(make: A
 )
 def test_options_that_do_not_go_together(options: PipelineOptions, message: str) -> None:
     assert [c for c in conflicts(Plan("pipeline", options, world_size=4), PIPELINE) if message in str(c)]
+
+
+class Watches(TinyGPT):
+    def on_after_backward(self) -> None:
+        found = [name for name, parameter in self.named_parameters() if parameter.grad is not None]
+        assert 0 < len(found) < len([*self.parameters()])
+
+
+def test_a_hook_that_finds_gradients_of_some_stages_is_told_of() -> None:
+    train(Watches, "pipeline", 2, data=token_loader(), max_steps=2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "under strategy=pipeline")  # which the workers inherit
+        with pytest.raises(WorkerError, match=r"of this rank's stages only when Watches\.on_after_backward is called"):
+            train(Watches, "pipeline", 2, data=token_loader(), max_steps=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ from torch import nn
 
 from drivetrain import Trainer
 from drivetrain.declaration import Plan, conflicts
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WorkerError
 from drivetrain_plugins.strategies.declared import zero as declared
 from drivetrain_plugins.strategies.declared.zero import ZERO, ZeroOptions
 from tests.resume.runs import Everything, assert_same, end, fit
@@ -223,6 +224,31 @@ def test_windows_without_a_loss_on_some_ranks(stage: int, make: type[Any], more:
     options: dict[str, Any] = {"precision": "32-true", "max_epochs": 2, "data": loader(51, 7, False), **more}
     runs = [train(make, place, 3, timeout=15, **options) for place in ("ddp", zero(stage))]
     assert max(difference(*runs).values()) < 1e-6
+
+
+class Watches(Classifier):
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        found = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        self.log("found", float(len(found)), on_step=False, on_epoch=True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "found", "said"), [(0, 6, "this rank's own"), (1, 6, "this rank's own"), (2, 0, "no"), (3, 0, "no")]
+)
+def test_a_hook_that_does_not_find_the_gradients_is_told_of(stage: int, found: int, said: str) -> None:
+    options: dict[str, Any] = {"precision": "32-true", "max_epochs": 1}
+    assert train(Watches, {"name": "zero", "stage": stage}, 2, **options).metrics["found"] == found
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "under strategy=zero")  # which the workers inherit
+        with pytest.raises(WorkerError, match=rf"have {said} gradients.* when Watches\.on_before_optimizer_step is"):
+            train(Watches, {"name": "zero", "stage": stage}, 2, **options)
+
+
+@pytest.mark.parametrize(("make", "devices"), [(Watches, 1), (Classifier, 2)])
+def test_where_they_are_found_nothing_is_told(make: type[Classifier], devices: int) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "under strategy=zero")
+        train(make, zero(1), devices, precision="32-true", max_epochs=1)
 
 
 class Skips(Classifier):

@@ -1,9 +1,10 @@
 """ZeRO on DeepSpeed: the engine reduces, clips and steps when our loop says so; states are saved whole and by name.
 
 What differs from a replica: gradients live within the engine, so ``on_before_optimizer_step`` finds none on the
-parameters, and every backward pass is one of all ranks in stages 2 and 3: a rank that skips a batch by itself
-(``training_step`` returning None) brings zeros in stage 2, and cannot in stage 3. In the stages before, where gradients
-are reduced when the engine steps, it does so at the end of a window of which it has no loss at all.
+parameters from stage 2 on, and this rank's own before. Every backward pass is one of all ranks in stages 2 and 3: a
+rank that skips a batch by itself (``training_step`` returning None) brings zeros in stage 2, and cannot in stage 3. In
+the stages before, where gradients are reduced when the engine steps, it does so at the end of a window of which it has
+no loss at all.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import zero_loss
+from drivetrain_plugins.strategies.gradient_hooks import tell_what_they_find
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll, WindowOnAll
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.reached import Reached
@@ -127,6 +129,9 @@ class Zero(Strategy):
         if self._stage:
             refuse_own_parts(optimizers[0], f"strategy=zero with stage={self.options.stage}")
             self._refuse_shapes(optimizers[0])
+        if self._stage >= 2 or self.data.size > 1:
+            found = "no gradients" if self._stage >= 2 else "this rank's own gradients, and not their average,"
+            tell_what_they_find(module, f"strategy=zero with stage={self.options.stage}", found)
         names = parameter_names(module)
         self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
         model = _Model(module, self.precision)
