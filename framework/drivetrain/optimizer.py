@@ -203,7 +203,7 @@ class TrainOptimizer:
     def __init__(
         self,
         optimizer: Optimizer,
-        step: Callable[[Optimizer, Callable[[], Any] | None], Any],
+        step: Callable[[Optimizer, Callable[[], Any] | None], Any] = lambda optimizer, closure: optimizer.step(closure),
         toggled: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.__class__ = type("Train" + type(optimizer).__name__, (type(self), type(optimizer)), {})
@@ -261,4 +261,4 @@ def _stepping_with(optimizer: Optimizer, options: Mapping[str, Any]) -> Iterator
             optimizer.step = former  # type: ignore[method-assign]
 
 
-_OWN = frozenset({"optimizer", "step", "toggle_model", "__dict__", "__class__"})
+_OWN = frozenset({"optimizer", "_optimizer", "step", "toggle_model", "__dict__", "__class__"})

@@ -414,6 +414,25 @@ def schedulers_and_optimizers(L: Any, folder: Path) -> Any:
 
 
 @question
+def an_optimizer_around_another(L: Any, folder: Path) -> Any:
+    """As hooks unwrap it, and as tests of a hook make one without a Trainer."""
+    kind = import_module(f"{L.__name__}.core.optimizer").LightningOptimizer
+    answers = []
+
+    def ask(self: Any) -> None:
+        one = self.optimizers()
+        answers.append([one._optimizer is one.optimizer, one.state is one._optimizer.state])
+
+    trainer_of(L).fit(module_of(L, on_train_start=ask), loader())
+    weight = torch.nn.Parameter(torch.ones(1))
+    raw = torch.optim.SGD([weight], lr=0.5, momentum=0.9)
+    one = kind(raw)
+    answers.append([isinstance(one, torch.optim.SGD), isinstance(one, kind), one.optimizer is raw])
+    answers.append([one.param_groups is raw.param_groups, sorted(one.state_dict()), one.defaults["lr"]])
+    return answers
+
+
+@question
 def names_over_loaders(L: Any, folder: Path) -> Any:
     trainer, module, two = trainer_of(L), module_of(L), [loader(10), loader(7)]
     answers = [trainer.validate(module, two, verbose=False), trainer.test(module, two, verbose=False)]
