@@ -261,6 +261,23 @@ def loaders_that_a_schedule_counts(L: Any, folder: Path) -> Any:
 
 
 @question
+def arguments_of_a_trainer_of_ones_own_from_the_environment(L: Any, folder: Path) -> Any:
+    """As a template decorates the ``__init__`` of its Trainer."""
+    decorated = importlib.import_module(f"{L.__name__}.utilities.argparse")._defaults_from_env_vars
+
+    class Mine(L.Trainer):  # type: ignore[misc, name-defined]
+        @decorated
+        def __init__(self, folds: int | None = None, max_epochs: int | None = None, **more: Any) -> None:
+            super().__init__(max_epochs=max_epochs, **more)
+            self.seen = (folds, max_epochs, sorted(more))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PL_MINE_MAX_EPOCHS", "3")
+        patch.setenv("PL_MINE_FOLDS", "")
+        return [Mine(accelerator="cpu").seen, Mine(2, accelerator="cpu").seen, Mine(max_epochs=1).seen]
+
+
+@question
 def stages_that_follow_a_fit(L: Any, folder: Path) -> Any:
     """A template's callback validates and tests at the end of a fit, where there is data for it."""
     answers = []

@@ -48,6 +48,8 @@ from drivetrain.lightning.compiled import to_uncompiled as to_uncompiled
 from drivetrain.lightning.conversions import CONVERSION_DTYPES as CONVERSION_DTYPES
 from drivetrain.lightning.conversions import convert_tensors_to_scalars as convert_tensors_to_scalars
 from drivetrain.lightning.conversions import convert_to_tensors as convert_to_tensors
+from drivetrain.lightning.environment_defaults import _defaults_from_env_vars as _defaults_from_env_vars
+from drivetrain.lightning.environment_defaults import _parse_env_variables as _parse_env_variables
 from drivetrain.lightning.fp32_weights import (
     convert_zero_checkpoint_to_fp32_state_dict as convert_zero_checkpoint_to_fp32_state_dict,
 )
