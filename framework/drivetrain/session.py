@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -274,8 +274,9 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
         snapshot.restore_parts(trainer, loaded.shared)
     fit.use(strategy.build_optimizers(lambda: _configure(trainer)))
     trainer.fitted = True
+    after_start: Callable[[], None] | None = None
     if loaded is not None:
-        snapshot.restore(trainer, loaded)
+        after_start = snapshot.restore(trainer, loaded)
         progress.reset()
         if fit.ended:
             fit.schedules.keep()
@@ -290,6 +291,8 @@ def _fit(trainer: Trainer, request: Request, loaded: Loaded | None) -> None:
         strategy.serve()
         return
     hooks("on_fit_start")
+    if after_start is not None:
+        after_start()
     stage_loggers.log_hyperparameters(trainer)
     torch.set_grad_enabled(True)
     trainer.lightning_module.zero_grad()  # what was computed before is no part of it

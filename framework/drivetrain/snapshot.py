@@ -8,7 +8,7 @@ another, the strategy may take from the first rank's what is alike on all.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,8 @@ from drivetrain.config_containers import is_config
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
+from drivetrain.named_optimizer import load_named_state
+from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -260,9 +262,13 @@ def restore_parts(trainer: Trainer, shared: Mapping[str, Any]) -> None:
             callback.load_state_dict(state)
 
 
-def restore(trainer: Trainer, loaded: store.Loaded) -> None:
+def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     """Everything that training goes on from, but for :func:`restore_parts`, which comes before the optimizers are made;
-    random states are kept back until the batches begin."""
+    random states are kept back until the batches begin.
+
+    Returns what is to be called after ``on_fit_start``: optimizers that a hook put in the place of those that the
+    module configured get the saved states then, and so does every one where a state is in a form of its own.
+    """
     shared, module, fit = loaded.shared, trainer.lightning_module, trainer.loop
     assert fit is not None
     check_trains_on(module, shared)
@@ -280,7 +286,12 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             f"the checkpoint has {len(state['optimizers'])} optimizers, the module configures {len(fit.optimizers)}:"
             " configure the same or load the weights only."
         )
-    trainer.strategy.load_state_dict(state, fit.optimizers, strict=module.strict_loading)
+    saved_states, built = state["optimizers"], list(fit.optimizers)
+    alike = type(trainer.strategy).load_state_dict is Strategy.load_state_dict
+    late = alike and any("whole" in saved for saved in saved_states)
+    trainer.strategy.load_state_dict(
+        {**state, "optimizers": [] if late else saved_states}, built, strict=module.strict_loading
+    )
     for config, saved in zip(trainer.lr_scheduler_configs, shared["lr_schedulers"], strict=False):
         config.scheduler.load_state_dict(saved)
     loop_state.restore(fit, shared["loops"])
@@ -304,6 +315,13 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> None:
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
             stacklevel=2,
         )
+
+    def after_start() -> None:
+        if late or any(now is not then for now, then in zip(fit.optimizers, built, strict=False)):
+            for optimizer, saved in zip(fit.optimizers, saved_states, strict=False):
+                load_named_state(module, optimizer, saved)
+
+    return after_start
 
 
 def _reseed(trainer: Trainer, seed: int) -> None:

@@ -173,6 +173,66 @@ def test_a_state_in_a_form_of_its_own_in_a_file(tmp_path: Path) -> None:
             fitted(2, kind, other)
 
 
+@pytest.mark.parametrize("own_form", [True, False])
+def test_optimizers_put_in_place_when_the_fit_starts(own_form: bool, tmp_path: Path) -> None:
+    """Their states are loaded into them, and not into those that the module configures."""
+
+    class Averaging(torch.optim.Optimizer):
+        def __init__(self, within: torch.optim.Optimizer) -> None:
+            self.within = within
+            self.average = [p.detach().clone() for group in within.param_groups for p in group["params"]]
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.within, name)
+
+        def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+            loss = self.within.step(closure)
+            of = (p for group in self.within.param_groups for p in group["params"])
+            for held, p in zip(self.average, of, strict=True):
+                held.lerp_(p.detach(), 0.5)
+            return loss
+
+        def state_dict(self) -> dict[str, Any]:
+            within = self.within.state_dict()
+            return {**({"opt": within} if own_form else within), "average": [t.clone() for t in self.average]}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            kept = {key: value for key, value in state_dict.items() if key != "average"}
+            self.within.load_state_dict(kept["opt"] if own_form else kept)
+            self.average = [t.clone() for t in state_dict["average"]]
+
+    class Average(L.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.optimizers = [Averaging(optimizer) for optimizer in trainer.optimizers]
+
+    class Momentum(BoringModel):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+    def fitted(epochs: int, resume: Path | None = None) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        torch.manual_seed(1)
+        module, saved = Momentum(), tmp_path / f"{epochs}.ckpt"
+        trainer = L.Trainer(
+            max_epochs=epochs,
+            callbacks=[Average()],
+            limit_train_batches=3,
+            limit_val_batches=0,
+            log_every_n_steps=1,
+            default_root_dir=tmp_path,
+            **QUIET,
+        )
+        trainer.fit(module, ckpt_path=resume)
+        trainer.save_checkpoint(saved)
+        (state,) = torch.load(saved, weights_only=True)["optimizer_states"]
+        return module.state_dict(), state["average"]
+
+    weights, average = fitted(2)
+    fitted(1)
+    again, resumed = fitted(2, tmp_path / "1.ckpt")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    assert all(map(torch.equal, average, resumed))
+
+
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
 def test_two_toggled_optimizers(strategy: str, devices: int, tmp_path: Path) -> None:
     options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}
