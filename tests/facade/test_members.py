@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -275,6 +276,20 @@ def arguments_of_a_trainer_of_ones_own_from_the_environment(L: Any, folder: Path
         patch.setenv("PL_MINE_MAX_EPOCHS", "3")
         patch.setenv("PL_MINE_FOLDS", "")
         return [Mine(accelerator="cpu").seen, Mine(2, accelerator="cpu").seen, Mine(max_epochs=1).seen]
+
+
+@question
+def rates_that_numpy_computed(L: Any, folder: Path) -> Any:
+    """They are shown in their own type."""
+    answers = []
+    for rate in (np.float64(0.1), 0.1, 1):
+        optimizers = lambda self, rate=rate: torch.optim.SGD(self.parameters(), lr=rate)
+        monitor = L.callbacks.LearningRateMonitor("step")
+        trainer = trainer_of(L, logger=L.loggers.CSVLogger(folder), callbacks=[monitor], log_every_n_steps=1)
+        trainer.fit(module_of(L, configure_optimizers=optimizers), loader())
+        answers.append([(value.item(), str(value.dtype)) for value in trainer.callback_metrics.values()])
+    assert all(answers)
+    return answers
 
 
 @question

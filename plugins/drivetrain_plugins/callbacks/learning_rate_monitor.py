@@ -99,7 +99,8 @@ class LearningRateMonitor(Callback):
         self._remap_keys(names)
         for keys, optimizer in zip(names, others, strict=True):
             found.update(self._get_optimizer_stats(optimizer, keys))
-        kind = torch.float64 if trainer.meanings.figures == "double" else torch.get_default_dtype()
+        # A rate that a schedule computed with NumPy stays of its type, as in Lightning.
+        kind = torch.float64 if trainer.meanings.figures == "double" else None
         trainer.callback_metrics.update({key: torch.tensor(value, dtype=kind) for key, value in found.items()})
         return found
 
@@ -114,7 +115,9 @@ class LearningRateMonitor(Callback):
         return found
 
     def _extract_lr(self, param_group: dict[str, Any], name: str) -> dict[str, Any]:
-        rate = float(param_group["lr"])
+        rate = param_group["lr"]
+        if isinstance(rate, torch.Tensor):
+            rate = float(rate)
         self.lrs.setdefault(name, []).append(rate)  # groups may join while training runs
         return {name: rate}
 
