@@ -202,7 +202,9 @@ The fourth is what hooks find in gradients. In `on_before_optimizer_step` every 
 window, averaged over the ranks (a part of it where it is in shards), but under `zero` from `stage=2` on, where there is
 none, under `zero` before that, where it is this rank's own, and under `pipeline`, where a rank has those of its stages:
 there a warning names each `on_after_backward` and `on_before_optimizer_step` of the module and its callbacks. In
-`on_after_backward` gradients may be this rank's own under other strategies, too, where they are averaged later.
+`on_after_backward` gradients may be this rank's own under other strategies, too, where they are averaged later. Weights
+that a hook writes to between steps are what the next step starts from, but under `zero` with `stage=3`, whose
+parameters are empty between passes: there, too, a warning names such hooks.
 
 """
 

@@ -451,6 +451,22 @@ def test_weights_that_layers_share_stay_shared_where_a_part_is_the_whole(sizes: 
     assert max(difference(*runs).values()) < 1e-10
 
 
+class ShrinksAfterValidation(Classifier):
+    """What validation had gathered whole, with no backward pass to follow, was written to and given up."""
+
+    def on_train_epoch_end(self) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(0.9)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", {"name": "mesh", "data": 1, "shard": 2, "tensor": 1}], ids=str)
+def test_weights_that_a_hook_writes_to_after_a_validation_stay(strategy: Any) -> None:
+    made = type("Shrinks", (ShrinksAfterValidation,), {"tensor_parallel_plan": Planned.tensor_parallel_plan})
+    runs = [train(made, place, n, validation=loader(23), max_epochs=3) for place, n in (("single", 1), (strategy, 2))]
+    assert max(difference(*runs).values()) < 1e-10
+
+
 @pytest.mark.parametrize("strategy", ["tensor_parallel", {"name": "mesh", "tensor": 2}])
 def test_what_every_rank_has_whole_stays_equal(strategy: Any) -> None:
     train(Dropping, strategy, 4, data=token_loader(), max_steps=5)

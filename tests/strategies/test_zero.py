@@ -251,6 +251,34 @@ def test_where_they_are_found_nothing_is_told(make: type[Classifier], devices: i
         train(make, zero(1), devices, precision="32-true", max_epochs=1)
 
 
+class Clamps(Classifier):
+    """As critics are held to a range."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for parameter in self.parameters():
+            parameter.data.clamp_(-0.2, 0.2)
+
+
+class Halves(Classifier):
+    def on_train_epoch_end(self) -> None:
+        self.load_state_dict({name: value / 2 for name, value in self.state_dict().items()})
+
+
+@pytest.mark.parametrize("make", [Clamps, Halves])
+@pytest.mark.parametrize(("stage", "devices"), [(0, 2), (1, 1), (1, 3), (2, 3)])
+def test_weights_that_a_hook_writes_to_are_what_the_next_step_starts_from(make: Any, stage: int, devices: int) -> None:
+    """The engine's own copies were put over them."""
+    options: dict[str, Any] = {"precision": "32-true", "max_epochs": 3}
+    assert max(difference(train(make, **options), train(make, zero(stage), devices, **options)).values()) < 1e-6
+
+
+def test_a_hook_that_finds_no_weights_is_told_of() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "under strategy=zero")
+        with pytest.raises(WorkerError, match=r"parameters are empty when Clamps\.on_train_batch_end is called"):
+            train(Clamps, zero(3), 2, precision="32-true", max_epochs=1)
+
+
 class Skips(Classifier):
     """No rank has a loss of the batches 1 and 4, of the first of which it was not even asked for scores."""
 

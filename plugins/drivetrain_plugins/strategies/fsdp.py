@@ -289,7 +289,9 @@ class FullySharded(Strategy):
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         # What is gathered under inference mode could not be used in training any more.
         with torch.inference_mode(False), torch.no_grad():
-            return super().evaluation_step(call, batch)
+            output = super().evaluation_step(call, batch)
+        let_go(self._cut)  # no backward pass follows, and a hook may write to the weights
+        return output
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

@@ -1,33 +1,57 @@
-"""Hooks that are called where other strategies have all gradients, and this one has not."""
+"""Hooks that are called where other strategies have all gradients and weights, and this one has not."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 
 from lightning_utilities.core.overrides import is_overridden
 
 from drivetrain.callback import Callback
 from drivetrain.module import TrainModule
 
-HOOKS = ("on_after_backward", "on_before_optimizer_step")
+_GRADIENTS = ("on_after_backward", "on_before_optimizer_step")
+_BETWEEN_PASSES = (
+    *(f"on_train_{when}" for when in ("start", "batch_start", "batch_end", "epoch_start", "epoch_end")),
+    *(f"on_validation_{when}" for when in ("start", "epoch_start", "epoch_end", "end")),
+)
 
 
-def tell_what_they_find(module: TrainModule, where: str, found: str) -> None:
-    """Warn, on the first rank, of each of :data:`HOOKS` that ``module`` or a callback has: nothing shows whether one
-    only counts steps or computes a norm, which would be another than under other strategies.
+def tell_which_gradients(module: TrainModule, where: str, found: str) -> None:
+    """Warn, on the first rank, of the hooks between backward pass and step that ``module`` or a callback has: nothing
+    shows whether one only counts steps or computes a norm, which would be another than under other strategies.
 
     Args:
         where: the strategy, as it is asked for.
         found: which gradients the parameters have there.
     """
-    trainer = module.trainer
-    if trainer.global_rank:
-        return
-    owners = [(module, TrainModule), *((callback, Callback) for callback in trainer.callbacks)]
-    names = [f"{type(one).__name__}.{name}" for one, base in owners for name in HOOKS if is_overridden(name, one, base)]
-    if names:
+    if names := _of_the_project(module, _GRADIENTS):
         warnings.warn(
-            f"under {where} parameters have {found} when {' and '.join(names)} is called: what is read or changed of"
-            " gradients there is not what it is under strategy=ddp.",
+            f"under {where} parameters have {found} when {names} is called: what is read or changed of gradients there"
+            " is not what it is under strategy=ddp.",
             stacklevel=2,
         )
+
+
+def tell_of_empty_weights(module: TrainModule, where: str, way_out: str) -> None:
+    """Warn, on the first rank, of the hooks between passes that ``module`` or a callback has, where parameters hold
+    nothing: what is computed of them or written to them there is lost without an error."""
+    if names := _of_the_project(module, _BETWEEN_PASSES):
+        warnings.warn(
+            f"under {where} parameters are empty when {names} is called: if it reads or writes weights {way_out}.",
+            stacklevel=2,
+        )
+
+
+def _of_the_project(module: TrainModule, hooks: Iterable[str]) -> str:
+    """Those of ``hooks`` that the module or a callback of the project's own has; none on other ranks."""
+    trainer = module.trainer
+    if trainer.global_rank:
+        return ""
+    own = [
+        one for one in trainer.callbacks if not type(one).__module__.startswith(("drivetrain.", "drivetrain_plugins."))
+    ]
+    owners = [(module, TrainModule), *((callback, Callback) for callback in own)]
+    return " and ".join(
+        f"{type(one).__name__}.{name}" for one, base in owners for name in hooks if is_overridden(name, one, base)
+    )

@@ -167,7 +167,9 @@ class Mesh(Strategy):
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         # What FSDP gathers under inference mode could not be used in training any more, and DTensor has no rules there.
         with torch.inference_mode(False), torch.no_grad():
-            return super().evaluation_step(call, batch)
+            output = super().evaluation_step(call, batch)
+        let_go(self._cut)  # no backward pass follows, and a hook may write to the weights
+        return output
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

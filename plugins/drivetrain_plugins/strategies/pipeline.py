@@ -27,7 +27,7 @@ from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.strategies.first_step import FirstStep
-from drivetrain_plugins.strategies.gradient_hooks import tell_what_they_find
+from drivetrain_plugins.strategies.gradient_hooks import tell_which_gradients
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.pipeline_calls import least_calls
 from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called_again, name_of
@@ -80,7 +80,7 @@ class Pipeline(Strategy):
                 " use strategy=ddp."
             )
         if stage == "fit":
-            tell_what_they_find(module, f"strategy={self.name}", "the gradients of this rank's stages only")
+            tell_which_gradients(module, f"strategy={self.name}", "the gradients of this rank's stages only")
         self.precision.convert_module(module)
         path, network = find_network(module, self.options.network)
         each, ranks = self._each, self.line.world_size

@@ -31,7 +31,7 @@ from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import zero_loss
-from drivetrain_plugins.strategies.gradient_hooks import tell_what_they_find
+from drivetrain_plugins.strategies.gradient_hooks import tell_of_empty_weights, tell_which_gradients
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll, WindowOnAll
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.reached import Reached
@@ -62,6 +62,7 @@ class Zero(Strategy):
     _guest: Guest | None = None
     _engine: Any = None
     _whole: Whole | None = None
+    _fragments: Fragments | None = None
     _reached: Reached | None = None
     _losses: LossOnAll | None = None  # where a pass reduces gradients
     _windows: WindowOnAll | None = None  # where a step does
@@ -129,9 +130,12 @@ class Zero(Strategy):
         if self._stage:
             refuse_own_parts(optimizers[0], f"strategy=zero with stage={self.options.stage}")
             self._refuse_shapes(optimizers[0])
+        where = f"strategy=zero with stage={self.options.stage}"
         if self._stage >= 2 or self.data.size > 1:
             found = "no gradients" if self._stage >= 2 else "this rank's own gradients, and not their average,"
-            tell_what_they_find(module, f"strategy=zero with stage={self.options.stage}", found)
+            tell_which_gradients(module, where, found)
+        if self._sharded:
+            tell_of_empty_weights(module, where, _GATHER)
         names = parameter_names(module)
         self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
         model = _Model(module, self.precision)
@@ -145,7 +149,8 @@ class Zero(Strategy):
         self._model, self._optimizer = model, optimizers[0]
         self.holds_part = self._sharded
         if self._stage:
-            layout = Slices(self._engine, self.communicator.rank) if self._sharded else Fragments(self._engine)
+            self._fragments = None if self._sharded else Fragments(self._engine)
+            layout = self._fragments or Slices(self._engine, self.communicator.rank)
             optimized = {name for group in self._group_names for name in group}
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
             self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
@@ -236,6 +241,8 @@ class Zero(Strategy):
         return stepped
 
     def _engine_step(self) -> bool:
+        if self._fragments is not None:
+            self._fragments.take_up(self.communicator.rank)
         self._engine.step()
         self._dirty = False
         return bool(self._engine.was_step_applied())
@@ -415,7 +422,7 @@ class Zero(Strategy):
                 delattr(parameter, name)
         self._own.clear()
         self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
-        self._losses, self._windows, self._order = None, None, ()
+        self._losses, self._windows, self._fragments, self._order = None, None, None, ()
         if saved:
             named = dict(self.module.named_parameters(remove_duplicate=False))
             for group, names in zip(self._optimizer.param_groups, self._group_names, strict=True):
@@ -432,6 +439,7 @@ class Zero(Strategy):
 
 
 _WAY_OUT = "use strategy.stage=1"
+_GATHER = "let it do so within deepspeed.zero.GatheredParameters, or use strategy.stage=2"
 
 
 def _flat(optimizer: Optimizer) -> dict[int, str]:

@@ -37,6 +37,13 @@ class Fragments:
     def flats(self) -> list[Tensor]:
         return list(self.zero.single_partition_of_fp32_groups)
 
+    def take_up(self, rank: int) -> None:
+        """What was written to parameters since the last step (weights that are clipped, averaged or loaded in a hook)
+        is what the next one starts from. The engine steps a copy of this rank's part, and puts it over them."""
+        with torch.no_grad():
+            for flat, parts in zip(self.flats(), self.zero.parallel_partitioned_bit16_groups, strict=True):
+                flat.copy_(parts[rank])
+
     def piece(self, parameter: nn.Parameter) -> tuple[int, int, int, int] | None:
         mapping: Any = getattr(parameter, "_hp_mapping", None)
         if mapping is None:
