@@ -96,6 +96,9 @@ def test_given_to_a_trainer(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("Kubeflow", "Kubeflow"),
     ):
         with pytest.raises(ConfigurationError, match=f"start the script with {launcher}"):
+            L.Trainer(**{**SETTINGS, "devices": 2}, plugins=getattr(ours, f"{name}Environment")())
+        with warnings.catch_warnings():  # one process asks no environment, under Lightning neither
+            warnings.simplefilter("error")
             L.Trainer(**SETTINGS, plugins=getattr(ours, f"{name}Environment")())
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # a batch script's only task
     with warnings.catch_warnings():

@@ -112,13 +112,16 @@ class _OfJob(ClusterEnvironment):
                 f" {self.launcher} started: give the numbers that it was given."
             )
 
-    def given(self) -> None:
+    def given(self, alone: bool) -> None:
         """Called by a Trainer that it is given to.
 
+        Args:
+            alone: whether that is of one process, which looks at no environment.
+
         Raises:
-            ConfigurationError: this process was not started so.
+            ConfigurationError: this process was not started so, and is to be one of several.
         """
-        if not self.detect():
+        if not self.detect() and not alone:
             raise ConfigurationError(
                 f"plugins: {type(self).__name__} is for a process that {self.launcher} started, and this one is not:"
                 f" leave it out, or start the script with {self.launcher}."
@@ -184,9 +187,9 @@ class SLURMEnvironment(_OfJob):
         number = os.environ.get("SLURM_JOB_ID", "")
         return int(number) if number.isdigit() and SLURMEnvironment.job_name() not in ("bash", "interactive") else None
 
-    def given(self) -> None:
-        super().given()
-        if self.auto_requeue:
+    def given(self, alone: bool) -> None:
+        super().given(alone)
+        if self.auto_requeue and self.detect():
             tell_of_no_requeueing("SLURMEnvironment(auto_requeue=True)")
 
 
@@ -213,7 +216,7 @@ class LightningEnvironment(_OfJob):
     def detect() -> bool:
         return True
 
-    def given(self) -> None:
+    def given(self, alone: bool) -> None:
         job = current_job()
         if job is not None and job.origin not in self.origins:
             raise ConfigurationError(

@@ -75,14 +75,12 @@ def meant_by(plugins: Any, precision: Any, checkpoint_io: CheckpointIO | None = 
     """
     given = [] if plugins is None else list(plugins) if isinstance(plugins, Sequence) else [plugins]
     for plugin in given:
-        tell = getattr(plugin, "given", None)
         if isinstance(plugin, ClusterEnvironment):
-            if tell is None:
+            if not hasattr(plugin, "given"):
                 raise ConfigurationError(
                     f"plugins: the Trainer joins no job through {type(plugin).__name__}: leave it out and set RANK,"
                     " WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT from it before."
                 )
-            tell()
         elif not isinstance(plugin, Precision | CheckpointIO):
             raise ConfigurationError(
                 f"plugins: {type(plugin).__name__} is no Precision, no CheckpointIO and no ClusterEnvironment, the"

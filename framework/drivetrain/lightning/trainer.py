@@ -194,6 +194,10 @@ class Trainer(drivetrain.trainer.Trainer):
         if unlogged:
             given["log_every_n_steps"] = None
         super().__init__(**{**given, **settings, **more})
+        for plugin in plugins if isinstance(plugins, Sequence) else [plugins]:
+            tell = getattr(plugin, "given", None)
+            if tell is not None:  # an environment, which is looked at where there are several processes
+                tell(alone=self.strategy_name == "single")
         self.strategy.connect = functools.partial(_connect, self)  # type: ignore[method-assign]
         if asked == "cpu" and (gpus := torch.cuda.device_count()):
             rank_zero_warn(
