@@ -59,9 +59,9 @@ class Windows:
         self.reader = source.read(start)
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
         one_by_one = source.counted or source.natural
-        # Ranks that compute each batch together must have read the same, which is looked at once.
-        self.looks = fit.strategy.communicator.world_size > source.shard.size and start == 0 and not source.compared
-        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not one_by_one or self.looks
+        self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not one_by_one
+        if fit.strategy.communicator.world_size > source.shard.size and not (self.agrees and source.own_stream):
+            self.reader = self._looked_at(self.reader)
 
     def __iter__(self) -> Iterator[Window]:
         return self._ahead() if self.ahead else self._one_by_one()
@@ -105,20 +105,23 @@ class Windows:
                 if agreed is None:
                     return
                 total = agreed
-            elif self.looks:
-                self._look(batches)
             if timing.on:
                 timing.add_sampled("data", clock)
             if not batches:
                 return
             yield Window(batches, total)
 
-    def _look(self, batches: list[MicroBatch]) -> None:
-        self.looks, self.source.compared = False, True
-        strategy = self.fit.strategy
-        mark = fingerprint(batches[0].batch) if batches else 0.0
-        mine = torch.tensor([strategy.data.rank, mark], dtype=torch.float64, device=strategy.device)
-        one_of_each([row.tolist() for row in strategy.gather(mine)])
+    def _looked_at(self, reader: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        """``reader``, of whose first batch in a run ranks that compute each batch together look whether it is one."""
+        if self.start == 0 and not self.source.compared:
+            self.source.compared = True
+            first, strategy = next(reader, None), self.fit.strategy
+            mark = 0.0 if first is None else fingerprint(first.batch)
+            mine = torch.tensor([strategy.data.rank, mark], dtype=torch.float64, device=strategy.device)
+            one_of_each([row.tolist() for row in strategy.gather(mine)])
+            if first is not None:
+                yield first
+        yield from reader
 
     def _agree(self, batches: list[MicroBatch], total: float) -> float | None:
         """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""

@@ -73,6 +73,10 @@ def check_plan(module: nn.Module, size: int) -> None:
     from fnmatch import fnmatchcase
 
     named = dict(module.named_modules())
+    owners: dict[int, list[tuple[str, nn.Module]]] = {}
+    for place, owner in named.items():
+        for parameter in owner._parameters.values():
+            owners.setdefault(id(parameter), []).append((place, owner))
     for pattern, style in plan_of(module).items():
         parts = pattern.split(".")
         names = [
@@ -86,7 +90,7 @@ def check_plan(module: nn.Module, size: int) -> None:
         for name in names:
             _check_layer(name, named[name], named[name.rpartition(".")[0]], style, size)
             if size > 1:
-                _check_is_own(module, name, named[name])
+                _check_is_own(name, named[name], owners)
     if size > 1 and _given(module) is None:
         for name in dict.fromkeys(name.rpartition(".")[0] for name in plan_of(module)):
             _check_heads_are_open(name, named[name])
@@ -111,18 +115,17 @@ def _check_layer(name: str, layer: nn.Module, parent: nn.Module, style: Any, siz
         )
 
 
-def _check_is_own(module: nn.Module, name: str, layer: nn.Module) -> None:
+def _check_is_own(name: str, layer: nn.Module, owners: dict[int, list[tuple[str, nn.Module]]]) -> None:
     """Refuse a layer whose weights another layer has, too: it alone would get its parts of them, and the two train
     apart without an error."""
     inside = set(layer.modules())
     for own, parameter in layer.named_parameters():
-        for other, owner in module.named_modules():
-            found = [] if owner in inside else [key for key, same in owner._parameters.items() if same is parameter]
-            if found:
-                raise ConfigurationError(
-                    f"{METHOD}() cuts {name}, whose {own} is that of {other or type(module).__name__}, too: leave"
-                    f" {name} out of the plan, give it weights of its own, or use strategy=fsdp."
-                )
+        other = next((place for place, owner in owners[id(parameter)] if owner not in inside), None)
+        if other is not None:
+            raise ConfigurationError(
+                f"{METHOD}() cuts {name}, whose {own} is that of {other or 'the module'}, too: leave {name} out of the"
+                " plan, give it weights of its own, or use strategy=fsdp."
+            )
 
 
 def _heads(parent: nn.Module, layer: str, width: int) -> int | None:
