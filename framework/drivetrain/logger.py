@@ -18,10 +18,12 @@ class Logger:
 
     Attributes:
         saves_by_itself: whether it decides when to write what it holds; else ``save`` follows each ``log_metrics``.
+        versioned: whether it makes a folder of its own for each run, its ``log_dir``.
         opens_first: whether its experiment is made as a stage begins, before others write, whose writing it follows.
     """
 
     saves_by_itself = False
+    versioned = False
     opens_first = False
 
     @property

@@ -698,3 +698,17 @@ def test_a_prediction_is_in_the_order_of_the_epochs_that_were_trained(tmp_path: 
     expected = run(theirs, "auto")
     assert expected[0] != expected[1]
     assert run(ours, "auto") == run(ours, "ddp") == expected
+
+
+@both
+def test_the_folder_of_a_projects_own_logger_is_where_it_saves(L: Any, tmp_path: Path) -> None:
+    loggers = importlib.import_module(f"{L.__name__}.loggers")
+
+    class Own(loggers.Logger):  # type: ignore[misc, name-defined]
+        name, version, save_dir, log_dir = "name", "version", "below", "below/name/version"
+        log_metrics = log_hyperparams = Mock()
+
+    assert trainer(L, tmp_path, logger=Own()).log_dir == "below"
+    csv = loggers.CSVLogger(str(tmp_path), name="a", version=3)
+    assert trainer(L, tmp_path, logger=csv).log_dir == str(tmp_path / "a" / "version_3")
+    assert trainer(L, tmp_path, logger=False).log_dir == str(tmp_path)

@@ -306,8 +306,10 @@ class Trainer(drivetrain.trainer.Trainer):
 
     @property
     def log_dir(self) -> str | None:
-        """Folder of the first logger, as text."""
-        found = super().log_dir
+        """Folder of the first logger, as text: of its run where it is Lightning's for TensorBoard or CSV, else the one
+        that it saves below."""
+        logger = self.loggers[0] if self.loggers else None
+        found = super().log_dir if logger is None or getattr(logger, "versioned", False) else logger.save_dir
         return None if found is None else os.fspath(found)
 
     @property

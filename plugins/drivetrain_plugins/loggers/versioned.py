@@ -30,6 +30,7 @@ class VersionedLogger(Logger):
     """
 
     saves_by_itself = True
+    versioned = True
     LOGGER_JOIN_CHAR = "-"  # between prefix and name
     NAME_HPARAMS_FILE = "hparams.yaml"
 
