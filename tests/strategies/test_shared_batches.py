@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.errors import WorkerError
+from drivetrain.loops.windows import fingerprint
 from tests.runs import Classifier, dataset, difference, train
 
 TENSOR = {"name": "mesh", "data": 2, "shard": 1, "tensor": 2}
@@ -62,3 +63,38 @@ def test_a_stream_split_by_rank_is_no_batch_of_ranks_that_compute_together(
 ) -> None:
     with pytest.raises(WorkerError, match=r"ranks \d and \d compute each batch together and read different ones"):
         train(Planned, strategy, devices, data=DataLoader(SplitByRank(), batch_size=4), **options)
+
+
+class Sparse(Planned):
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss((batch[0].to_dense(), batch[1]))
+
+
+def test_batches_of_sparse_tensors_are_looked_at() -> None:
+    """Which cannot be laid out in a row, and ended the run where they should have been compared."""
+    runs = []
+    for place, count in (("single", 1), ("tensor_parallel", 2)):
+        samples = DataLoader(dataset(48), batch_size=8, collate_fn=_sparse)
+        runs.append(train(Sparse, place, count, data=samples))
+    assert max(difference(*runs).values()) < 1e-10
+
+
+def _sparse(samples: Any) -> Any:
+    x, y = zip(*samples, strict=True)
+    return torch.stack(x).to_sparse(), torch.stack(y)
+
+
+def test_tensors_of_any_layout_have_a_fingerprint() -> None:
+    rows = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    kinds = [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_sparse_csr(),
+        lambda x: x.to_sparse_csc(),
+        lambda x: x.to_sparse_bsr((1, 1)),
+        lambda x: x.to_sparse_bsc((1, 1)),
+        lambda x: x.to_mkldnn(),
+        lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    ]
+    for kind in kinds:
+        assert fingerprint({"x": kind(rows)}) == fingerprint({"x": kind(rows)}) != fingerprint({"x": kind(rows.T)})

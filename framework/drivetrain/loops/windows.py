@@ -182,7 +182,26 @@ def fingerprint(batch: Any) -> float:
     """A number that different batches hardly share: of their tensors' values and places."""
     total = 0.0
     for leaf in tree_leaves(batch):
-        if isinstance(leaf, torch.Tensor) and leaf.numel() and not leaf.is_complex():
-            flat = leaf.detach().reshape(-1).double()
-            total += float((flat * torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)).sum())
+        for tensor in _strided(leaf) if isinstance(leaf, torch.Tensor) else ():
+            if tensor.numel() and not tensor.is_complex():
+                flat = tensor.detach().reshape(-1).double()
+                places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
+                total += float((flat * places).sum())
     return total if math.isfinite(total) else 0.0
+
+
+def _strided(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The ordinary tensors that ``tensor`` is made of: of a sparse one the indices and the values."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.is_mkldnn:
+        return [tensor.to_dense()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor]
