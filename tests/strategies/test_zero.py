@@ -264,7 +264,15 @@ class Halves(Classifier):
         self.load_state_dict({name: value / 2 for name, value in self.state_dict().items()})
 
 
-@pytest.mark.parametrize("make", [Clamps, Halves])
+class Replaces(Classifier):
+    """Not written to where they lie, but given others."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clamp(-0.2, 0.2)
+
+
+@pytest.mark.parametrize("make", [Clamps, Halves, Replaces])
 @pytest.mark.parametrize(("stage", "devices"), [(0, 2), (1, 1), (1, 3), (2, 3)])
 def test_weights_that_a_hook_writes_to_are_what_the_next_step_starts_from(make: Any, stage: int, devices: int) -> None:
     """The engine's own copies were put over them."""

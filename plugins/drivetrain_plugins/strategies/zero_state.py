@@ -33,14 +33,20 @@ class Fragments:
     def __init__(self, engine: Any) -> None:
         self.zero = engine.optimizer
         self.group = {id(p): i for i, group in enumerate(self.zero.bit16_groups) for p in group}
+        self._places = [(p, p.data) for group in self.zero.bit16_groups for p in group]
 
     def flats(self) -> list[Tensor]:
         return list(self.zero.single_partition_of_fp32_groups)
 
     def take_up(self, rank: int) -> None:
         """What was written to parameters since the last step (weights that are clipped, averaged or loaded in a hook)
-        is what the next one starts from. The engine steps a copy of this rank's part, and puts it over them."""
+        is what the next one starts from. The engine steps a copy of this rank's part, and puts it over them. What was
+        given to a parameter in the place of its ``data`` lies elsewhere than the engine looks."""
         with torch.no_grad():
+            for parameter, place in self._places:
+                if parameter.data_ptr() != place.data_ptr():
+                    place.copy_(parameter.data)
+                    parameter.data = place
             for flat, parts in zip(self.flats(), self.zero.parallel_partitioned_bit16_groups, strict=True):
                 flat.copy_(parts[rank])
 
