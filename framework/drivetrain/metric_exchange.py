@@ -39,6 +39,8 @@ class Column:
         over_ranks: whether the ranks' values are combined; else each rank knows its own, and the first rank's counts
             where they must agree.
         double: whether what was logged was of double precision.
+        written: whether loggers write the value where ranks combine it; else it is made known only. Ranks that did not
+            log the name, such as a pipeline's first, have it from those that did.
     """
 
     reduction: str
@@ -49,10 +51,11 @@ class Column:
     logger: bool = True
     over_ranks: bool = True
     double: bool = False
+    written: bool = True
 
     def kind(self) -> list[Any]:
         """All but the numbers, as plain data."""
-        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks, self.double]
+        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks, self.double, self.written]
 
 
 @dataclass(slots=True)

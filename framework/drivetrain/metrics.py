@@ -255,7 +255,7 @@ class Metrics:
                 if entry.forked("step") in newer and entry.steps[-1][0] < since:
                     continue
                 entry.met = entry.steps[-1]
-                columns[entry.forked("step")] = entry.column(entry.met)
+                columns[entry.forked("step")] = replace(entry.column(entry.met), written=False)
         return columns
 
     def epoch_columns(self) -> dict[str, Column]:

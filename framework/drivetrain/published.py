@@ -105,11 +105,9 @@ class PublishedMetrics:
         return trainer.meanings.live_metrics and trainer.metrics is not None and trainer.metrics.combines(name)
 
     # -- making known -------------------------------------------------------------------------------------------
-    def publish(
-        self, exchange: Exchange, step: int, write: bool = True, unwritten: Collection[str] = frozenset()
-    ) -> None:
-        """Make global values known to callbacks and progress bar, and to the loggers unless ``write`` is false, save
-        those called ``unwritten``."""
+    def publish(self, exchange: Exchange, step: int, write: bool = True) -> None:
+        """Make global values known to callbacks and progress bar, and those that are to be written to the loggers
+        unless ``write`` is false."""
         checking, live = self.trainer.sanity_checking, self.trainer.meanings.live_metrics
         if checking and live and self.trainer.world_size == 1:
             return  # it is looked at where it was logged
@@ -134,7 +132,7 @@ class PublishedMetrics:
             if name in forked or (title != name and "_epoch" in name):
                 self._callback[title] = known[name]
         if write and not checking:
-            written = {name: column for name, column in exchange.columns.items() if name not in unwritten}
+            written = {name: column for name, column in exchange.columns.items() if column.written}
             self.write(replace(exchange, columns=written), step)
 
     def write(self, exchange: Exchange, step: int, epoch: bool = True) -> None:

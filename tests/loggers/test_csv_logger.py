@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 from drivetrain_plugins.loggers.csv import CSVLogger
 from drivetrain_plugins.loggers.parameters import flatten, plain
 from tests.patience import LIMIT
+from tests.runs import loader, train
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -168,3 +170,16 @@ def test_references_to_what_is_not_there_are_as_written() -> None:
     assert flatten(config) == {"width": 8, "twice": 8, "lost": "${oc.env:NOT_SET_ANYWHERE}", "list": "['${a}']"}
     written = OmegaConf.to_container(config)
     assert plain(config) == written and plain({"config": config}) == {"config": written}
+
+
+def test_rows_are_those_of_one_process_where_the_first_rank_logs_nothing(tmp_path: Path) -> None:
+    """A pipeline's last rank logs; an epoch's row has what belongs to the epoch, not the last step's value beside."""
+    rows = {}
+    for strategy, devices in (("single", 1), ("pipeline", 2)):
+        logger = CSVLogger(tmp_path / strategy)
+        train(strategy=strategy, devices=devices, logger=logger, log_every_n_steps=3, validation=loader(23, 5, False))
+        rows[strategy] = [{k: float(v) for k, v in row.items() if v} for row in read(logger.metrics_file_path)]
+    assert [row.keys() for row in rows["pipeline"]] == [row.keys() for row in rows["single"]]
+    for one, other in zip(rows["pipeline"], rows["single"], strict=True):
+        assert one == pytest.approx(other, abs=1e-10)
+    assert any("train/loss_step" in row for row in rows["single"])

@@ -266,10 +266,9 @@ class FitLoop(RunningLoop):
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
         latest = {} if shown else self._latest_columns()
-        of_epoch = metrics.epoch_columns()
-        exchange = boundary.agree(metrics, latest | of_epoch)
+        exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
         known = exchange.joined(metrics.torchmetrics(exchange.columns))
-        trainer.published.publish(known, step=self.global_step - 1, unwritten={*latest} - {*of_epoch})
+        trainer.published.publish(known, step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
             metrics.reset()
