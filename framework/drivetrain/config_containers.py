@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,13 +36,38 @@ def plain_config(obj: Any) -> Any:
     return {} if plain is None or isinstance(plain, str) else plain
 
 
+_REFERENCE = re.compile(r"(\\*)\$\{")
+_TO_A_NAME = re.compile(r"\$\{[^:{}]*\}")
+
+
+def _calls(text: str) -> bool:
+    """Whether a reference in ``text`` names a function; those to names may stand within one another."""
+    count = 1
+    while count:
+        text, count = _TO_A_NAME.subn("", text)
+    return ":" in text.partition("${")[2]
+
+
+def _as_text(plain: Any) -> Any:
+    """``plain``, in which a reference that names a function (``${function:argument}``) is the text that stands there:
+    a project may have given OmegaConf ``eval`` under a name, and ``plain`` may be of a file that nobody trusts."""
+    if isinstance(plain, dict):
+        return {key: _as_text(value) for key, value in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [_as_text(value) for value in plain]
+    if isinstance(plain, str) and _calls(plain):
+        return _REFERENCE.sub(lambda found: 2 * found[1] + r"\${", plain)
+    return plain
+
+
 def config_of(plain: Any) -> Any:
-    """The container of OmegaConf that holds ``plain``; a dictionary with attributes where that can be none."""
+    """The container of OmegaConf that holds ``plain``, whose references to functions are text; a dictionary with
+    attributes where that can be none."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return OmegaConf.create(plain)
+        return OmegaConf.create(_as_text(plain))
     except OmegaConfBaseException:  # a configuration that was allowed objects
         return AttributeDict(plain) if isinstance(plain, dict) else plain
 

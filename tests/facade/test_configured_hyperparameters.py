@@ -11,6 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import nn
 
 import drivetrain
+from drivetrain.config_containers import config_of
 from drivetrain.errors import ConfigurationError
 from tests.facade.recorder import QUIET, loader, ours, theirs
 
@@ -108,6 +109,22 @@ def test_what_is_missing_in_a_configuration_is_no_error_until_it_is_read(tmp_pat
     for trusted in (None, False):
         again = Module.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=trusted, other=2)
         assert OmegaConf.is_missing(again.hparams, "later") and again.hparams.other == 2
+
+
+def test_a_file_names_no_function_that_is_called() -> None:
+    """A project may have given OmegaConf ``eval`` under a name, and whoever wrote the file would have it run."""
+    called: list[Any] = []
+    OmegaConf.register_new_resolver("called", called.append, replace=True)
+    try:
+        for text in ("${called:1}", "a ${called:${b}}", "${${b}:1}", r"\\${called:1}", "${called:'${b}'}"):
+            made = config_of({"b": "called", "parts": [{"text": text}], "text": text})
+            assert made.text == made.parts[0].text == text
+            assert OmegaConf.to_container(made, resolve=True)["text"] == text
+        assert not called
+    finally:
+        OmegaConf.clear_resolver("called")
+    made = config_of({"host": "there", "one": "http://${host}:80", "two": "${host}"})
+    assert made.one == "http://there:80" and made.two == "there"
 
 
 def test_names_left_out_stay_in_the_configuration_that_was_given() -> None:
