@@ -25,7 +25,6 @@ from drivetrain.config_containers import is_config
 from drivetrain.errors import CheckpointError, ConfigurationError, MisfitError, TrainingError
 from drivetrain.hooks import Hooks
 from drivetrain.loops import saved as loop_state
-from drivetrain.named_optimizer import load_named_state
 from drivetrain.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -319,7 +318,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     def after_start() -> None:
         if late or any(now is not then for now, then in zip(fit.optimizers, built, strict=False)):
             for optimizer, saved in zip(fit.optimizers, saved_states, strict=False):
-                load_named_state(module, optimizer, saved)
+                trainer.strategy.load_optimizer(optimizer, saved)
 
     return after_start
 

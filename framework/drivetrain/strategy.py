@@ -356,9 +356,13 @@ class Strategy(StrategyView):
         """Restore what :meth:`state_dict` of any strategy gave."""
         self.module.load_state_dict(state["module"], strict=strict)
         for optimizer, saved in zip(optimizers, state.get("optimizers", []), strict=False):
-            load_named_state(self.module, optimizer, saved)
+            self.load_optimizer(optimizer, saved)
         if "precision" in state:
             self.precision.load_state_dict(state["precision"])
+
+    def load_optimizer(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Restore one of the optimizers of :meth:`state_dict`, of any strategy, where they are stepped as they are."""
+        load_named_state(self.module, optimizer, saved)
 
     def own_state(self) -> dict[str, Any]:
         """What belongs to this rank alone (error feedback, clocks), as plain data and tensors; lost when the world

@@ -233,6 +233,28 @@ def test_optimizers_put_in_place_when_the_fit_starts(own_form: bool, tmp_path: P
     assert all(map(torch.equal, average, resumed))
 
 
+class Replacing(Classifier):
+    """Steps another optimizer than the one it configures."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        return {"net.0": "columns", "net.2": "rows"}
+
+    def on_fit_start(self) -> None:
+        self.trainer.optimizers = [torch.optim.AdamW(self.parameters(), lr=0.02)]
+
+
+MESH = {"name": "mesh", "data": 1, "shard": 2, "tensor": 1}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", MESH], ids=["ddp", "fsdp", "mesh"])
+def test_one_put_in_place_gets_this_ranks_part_of_its_state(strategy: Any, tmp_path: Path) -> None:
+    options = {"strategy": strategy, "devices": 2, "accumulate_grad_batches": 1}
+    _stopped_and_resumed(tmp_path, Replacing, (2, 7), options)
+
+
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2)])
 def test_two_toggled_optimizers(strategy: str, devices: int, tmp_path: Path) -> None:
     options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}

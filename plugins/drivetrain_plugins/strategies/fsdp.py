@@ -305,6 +305,9 @@ class FullySharded(Strategy):
     def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
         dtensors.load_state(self.module, self.precision, state, optimizers, strict)
 
+    def load_optimizer(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        dtensors.load_optimizer(self.module, optimizer, saved)
+
     def without_batch(self) -> None:
         if self._passes is not None:
             self._passes.without_batch()
