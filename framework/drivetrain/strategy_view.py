@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from drivetrain.checkpoint.io import CheckpointIO, TorchCheckpointIO
 from drivetrain.data_hooks import move
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, MisuseError
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator, ReduceOp
@@ -28,7 +28,12 @@ _OPS = {"mean": "average", "avg": "average", "sum": "sum", "max": "max", "min": 
 
 
 class StrategyView:
-    """Base of :class:`drivetrain.strategy.Strategy`. Every training rank calls a collective at the same point."""
+    """Base of :class:`drivetrain.strategy.Strategy`. Every training rank calls a collective at the same point.
+
+    Attributes:
+        apart: while ranks run different parts of the module's code, so that a collective would wait in vain: which part
+            that is, and what to do instead; else None.
+    """
 
     communicator: Communicator
     job: Job
@@ -36,6 +41,7 @@ class StrategyView:
     planned_device: torch.device | None = None
     precision: Precision
     module: TrainModule
+    apart: str | None = None
     checkpoint_io: CheckpointIO = TorchCheckpointIO()  # who writes checkpoints that are one file
 
     @property
@@ -137,12 +143,18 @@ class StrategyView:
         whole = self.support.editable  # type: ignore[attr-defined]
         return self.module.state_dict() if whole else self.module.trainer.full_weights()
 
+    def _come_together(self, collective: str) -> None:
+        if self.apart is not None:
+            raise MisuseError(f"{collective} is called in {self.apart}")
+
     def barrier(self, name: str | None = None) -> None:
         """Wait until every rank is here."""
+        self._come_together("barrier")
         self.communicator.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """``obj`` of rank ``src``: a tensor (of one shape and dtype on all ranks), or what JSON can hold."""
+        self._come_together("broadcast")
         if self.communicator.world_size == 1:
             return obj
         if isinstance(obj, Tensor):
@@ -163,6 +175,7 @@ class StrategyView:
         name = str(getattr(reduce_op, "name", reduce_op) or "mean").lower()
         if name not in _OPS:
             raise ConfigurationError(f"strategy.reduce(reduce_op={reduce_op!r}): use one of {', '.join(_OPS)}.")
+        self._come_together("reduce")
         value = tensor.detach().to(self.device).clone()
         if _OPS[name] == "average" and not (value.is_floating_point() or value.is_complex()):
             value = value.float()
@@ -170,6 +183,7 @@ class StrategyView:
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether ``all`` ranks decided so, or any."""
+        self._come_together("reduce_boolean_decision")
         found = [bool(one) for one in self.communicator.all_gather_plain(bool(decision))]
         return sum(found) == len(found) if all else any(found)
 
@@ -192,6 +206,7 @@ class StrategyView:
         """
         if group is not None:
             raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
+        self._come_together("all_gather")
         tensor = tensor.to(self.device)
         module = self.lightning_module
         if self.communicator.world_size == 1:

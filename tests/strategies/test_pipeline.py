@@ -217,6 +217,34 @@ def test_steps_that_call_the_network_otherwise_end_before_a_step_is_made(make: A
         train(make, "pipeline", 2)
 
 
+class Gathers(Classifier):
+    def __init__(self, collective: str) -> None:
+        super().__init__()
+        self.collective = collective
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        loss = self.loss(batch)
+        if self.collective == "barrier":
+            self.trainer.strategy.barrier()
+        elif self.collective == "reduce":
+            self.trainer.strategy.reduce(loss)
+        elif self.collective == "all_gather":
+            self.all_gather(loss)
+
+    def on_validation_epoch_end(self) -> None:
+        assert self.all_gather(torch.ones(1)).shape == (2, 1)
+
+
+@pytest.mark.parametrize("collective", ["barrier", "reduce", "all_gather", "none"])
+def test_a_collective_in_a_step_is_refused_for_other_ranks_do_not_come_to_it(collective: str) -> None:
+    trainer = Trainer(strategy="pipeline", devices=2, precision="64-true", timeout=10, **QUIET)
+    if collective == "none":
+        trainer.validate(Gathers(collective), loader(23, 5, False))
+        return
+    with pytest.raises(WorkerError, match=f"{collective} is called in a step under a pipeline"):
+        trainer.validate(Gathers(collective), loader(23, 5, False))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

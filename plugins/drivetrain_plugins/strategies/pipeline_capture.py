@@ -18,6 +18,11 @@ from drivetrain import metric_states
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain.module import TrainModule
 
+_STEP = (
+    "a step under a pipeline, whose ranks run different parts of it, so that it would wait in vain: log the value,"
+    " which ranks combine, or call it in a hook such as on_validation_epoch_end."
+)
+
 
 class _Recorded(Exception):
     """The network was called: the rest of the step is not needed here."""
@@ -87,9 +92,12 @@ class Capture:
         own = self.network.__dict__
         former = own.get("forward")
         own["forward"] = stand_in
+        strategy = self.module.trainer.strategy
+        strategy.apart = _STEP
         try:
             yield
         finally:
+            strategy.apart = None
             if former is None:
                 del own["forward"]
             else:
