@@ -451,6 +451,38 @@ def test_weights_that_layers_share_stay_shared_where_a_part_is_the_whole(sizes: 
     assert max(difference(*runs).values()) < 1e-10
 
 
+class Averaged(Planned):
+    """Goes on with an average of its weights, which it gives to the parameters as they give theirs."""
+
+    written = True
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        mean = vars(self).setdefault("mean", [p.data.clone() for p in self.parameters()])
+        for index, parameter in enumerate(self.parameters()):
+            mean[index] = mean[index] * 0.5 + parameter.data * 0.5
+            if self.written:
+                parameter.data.copy_(mean[index])
+            else:
+                parameter.data = mean[index].clone()
+
+
+class AveragedElsewhere(Averaged):
+    written = False
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [("fsdp", 2), ("tensor_parallel", 2), ({"name": "mesh", "data": 1, "shard": 2, "tensor": 2}, 4)],
+    ids=str,
+)
+def test_weights_that_a_hook_gives_in_the_place_of_their_data_are_not_lost(strategy: Any, devices: int) -> None:
+    """They went to a tensor that nobody reads."""
+    with pytest.raises(WorkerError, match=r"parameter\.data = \.\.\. does not reach the part"):
+        train(AveragedElsewhere, strategy, devices)
+    runs = [train(AveragedElsewhere), train(Averaged, strategy, devices)]
+    assert max(difference(*runs).values()) < 1e-10
+
+
 class ShrinksAfterValidation(Classifier):
     """What validation had gathered whole, with no backward pass to follow, was written to and given up."""
 

@@ -167,6 +167,28 @@ def quiet_gathers() -> None:
         logger.addFilter(_Gathers())
 
 
+def refuse_new_data() -> None:
+    """Refuse ``parameter.data = values`` of a DTensor, in this process from now on.
+
+    torch gives the values to the outer tensor, which nobody reads: what is computed with is the part within, so weights
+    that a hook puts there (averages, clipped ones) were lost without an error.
+    """
+    setattr(DTensor, "data", property(_DATA.__get__, _refuse))  # noqa: B010  # torch's stub has a plain attribute
+
+
+_DATA: Any = vars(torch._C.TensorBase)["data"]
+
+
+def _refuse(held: DTensor, values: Tensor) -> None:
+    same = values.shape == held.shape and values.device == held.device and values.dtype == held.dtype
+    if same and isinstance(held, nn.Parameter):
+        raise TrainingError(
+            "parameter.data = ... does not reach the part of a parameter that a rank holds: write"
+            " parameter.data.copy_(values), of a copy of what it held where that is to come back, or use strategy=ddp."
+        )
+    _DATA.__set__(held, values)
+
+
 def clip_by_norm(parameters: Iterable[nn.Parameter], bound: float) -> Tensor:
     """Scale all gradients so that their norm over all ranks is at most ``bound``; returns the norm before.
 

@@ -224,6 +224,7 @@ class FullySharded(Strategy):
             return
         self.agree_on_weights()
         self.original = Original(module)
+        dtensors.refuse_new_data()
         options = self.options
         compute = self.precision.compute_dtype if options.narrow_gather else None
         self._cut, training_step = shard(module, self.mesh, options.wrap, options.reshard_after_forward, compute)

@@ -89,6 +89,7 @@ class Mesh(Strategy):
         styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
         plan = {name: styles[style]() if style in styles else style for name, style in plan_of(module).items()}
         self.original = Original(module)
+        dtensors.refuse_new_data()
         if tensor.size() > 1:  # a part that is the whole would be another parameter, which layers do not share
             parallelize_module(module, tensor, plan)
         if self.sharded:
