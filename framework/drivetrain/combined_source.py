@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch
 from drivetrain.combined import CombinedLoader, combined_length, zipped
+from drivetrain.rank_batches import Alike
 from drivetrain.sharding import BatchSource
 
 
@@ -55,7 +56,9 @@ class AtOnce:
             return
         for micros in islice(zipped(self.combined.mode, self._openings()), as_slice(self._length())):
             self._compare(micros)
-            yield self.combined.rebuilt([None if micro is None else micro.batch for micro in micros])
+            batch = self.combined.rebuilt([None if micro is None else micro.batch for micro in micros])
+            copies = {micro.copies for micro in micros if micro is not None}
+            yield batch if len(copies) > 1 or copies == {1} else Alike(batch, copies.pop())
 
     def _compare(self, micros: Sequence[MicroBatch | None]) -> None:
         """A loss of several batches counts for a rank as one: right where the rank has as much of each of them."""

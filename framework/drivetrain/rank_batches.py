@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
@@ -14,6 +15,14 @@ from drivetrain.strategy import Shard
 Numbered = Iterator[tuple[int, Any]]
 # Of a batch's number, the batch and whether it is the last: this rank's part of it, None where it has none.
 Cut = Callable[[int, Any, bool], MicroBatch | None]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """A batch that ``copies`` replicas have the same samples of."""
+
+    batch: Any
+    copies: int
 
 
 def rank_part(shard: Shard, whole_tail: bool, own: bool, loader: int, noted: Noted | None) -> Cut:
@@ -28,13 +37,16 @@ def rank_part(shard: Shard, whole_tail: bool, own: bool, loader: int, noted: Not
     whole = alone or own
 
     def cut(index: int, batch: Any, last: bool) -> MicroBatch | None:
+        alike = 1
+        if isinstance(batch, Alike):
+            batch, alike = batch.batch, batch.copies
         is_part = isinstance(batch, Part)
         total = batch.total if is_part else batch_size(batch, uncut=whole) or 1
         if is_part:
             batch = batch.batch
         if whole:
             chosen = None if noted is None else noted.chosen.pop(index, None)
-            return MicroBatch(batch, index, total, total, 1, loader, last, chosen, alone)
+            return MicroBatch(batch, index, total, total, alike, loader, last, chosen, alone)
         rows, copies = part(total, shard, whole_tail)
         if rows.start == rows.stop:
             return None

@@ -98,3 +98,18 @@ def test_tensors_of_any_layout_have_a_fingerprint() -> None:
     ]
     for kind in kinds:
         assert fingerprint({"x": kind(rows)}) == fingerprint({"x": kind(rows)}) != fingerprint({"x": kind(rows.T)})
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("strategy", "devices"), [("ddp", 4), ("fsdp", 4), (TENSOR, 4)])
+def test_a_tail_of_several_loaders_that_all_ranks_have_counts_once(
+    strategy: Any, devices: int, accumulate: int
+) -> None:
+    """Fewer samples than ranks are everybody's; those of several loaders counted as often as there are ranks."""
+
+    def run(place: Any, count: int) -> Any:
+        data = dataset(49 if strategy is TENSOR else 51)
+        loaders = {name: DataLoader(data, batch_size=8, shuffle=True) for name in "ab"}
+        return train(Several, place, count, data=loaders, accumulate_grad_batches=accumulate)
+
+    assert max(difference(run("single", 1), run(strategy, devices)).values()) < 1e-10

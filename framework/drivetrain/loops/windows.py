@@ -126,7 +126,8 @@ class Windows:
     def _agree(self, batches: list[MicroBatch], total: float) -> float | None:
         """The window's samples on all ranks together, or None when some rank has no batch left. May shorten it."""
         strategy = self.fit.strategy
-        sizes = [float(m.total) for m in batches] + [0.0] * (self.accumulate - len(batches))
+        sizes = [m.weight if self.source.own_stream else float(m.total) for m in batches]
+        sizes += [0.0] * (self.accumulate - len(batches))
         final = float(any(m.last for m in batches))
         looks = self.source.own_stream and self.start == 0 and not self.source.compared
         mark = [fingerprint(batches[0].batch) if batches else 0.0] if looks else []
