@@ -154,3 +154,26 @@ class NoOptimizer(Classifier):
 def test_no_optimizer_is_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match="NoOptimizer configures no optimizer, which the servers would step"):
         train(NoOptimizer, server(), 2)
+
+
+class ChangesStates(Callback):
+    """Begins each epoch without momentum; reads or sets what is kept of a weight."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        optimizer = trainer.optimizers[0]
+        if self.how == "clear":
+            optimizer.state.clear()
+        elif self.how == "read":
+            assert optimizer.state[next(module.parameters())] is not None
+        else:
+            optimizer.state[next(module.parameters())] = {}
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+@pytest.mark.parametrize("how", ["clear", "read", "set"])
+def test_states_that_the_servers_hold_are_not_changed_in_silence(how: str, embedded: bool) -> None:
+    with pytest.raises(WorkerError, match="whose servers hold the states"):
+        train(strategy=server(embedded=embedded), devices=2, callbacks=[ChangesStates(how)], timeout=20)
