@@ -157,7 +157,7 @@ def test_no_optimizer_is_one_sentence() -> None:
 
 
 class ChangesStates(Callback):
-    """Begins each epoch without momentum; reads or sets what is kept of a weight."""
+    """Begins each epoch without momentum; reads, sets or loads what is kept of a weight."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -168,12 +168,14 @@ class ChangesStates(Callback):
             optimizer.state.clear()
         elif self.how == "read":
             assert optimizer.state[next(module.parameters())] is not None
+        elif self.how == "load":
+            optimizer.load_state_dict(optimizer.state_dict())
         else:
             optimizer.state[next(module.parameters())] = {}
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-@pytest.mark.parametrize("how", ["clear", "read", "set"])
+@pytest.mark.parametrize("how", ["clear", "read", "set", "load"])
 def test_states_that_the_servers_hold_are_not_changed_in_silence(how: str, embedded: bool) -> None:
-    with pytest.raises(WorkerError, match="whose servers hold the states"):
+    with pytest.raises(WorkerError, match="servers hold the states"):
         train(strategy=server(embedded=embedded), devices=2, callbacks=[ChangesStates(how)], timeout=20)

@@ -24,7 +24,7 @@ from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.optimizer import is_torchs
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.parameter_server import staleness, states
-from drivetrain_plugins.parameter_server.absent_states import AbsentStates
+from drivetrain_plugins.parameter_server.absent_states import keep_no_states
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.copies import Copies
 from drivetrain_plugins.parameter_server.endpoint import Listener
@@ -125,7 +125,7 @@ class ParameterServer(Strategy):
             self._start(self._server(optimizers[0]))
         if self.trains:
             self._begin(layouts, windows)
-            optimizers[0].state = AbsentStates()  # type: ignore[assignment]
+            keep_no_states(optimizers[0])
         return optimizers
 
     def _begin(self, layouts: Sequence[Layout], windows: Sequence[Window | None]) -> None:
