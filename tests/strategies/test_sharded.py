@@ -499,6 +499,11 @@ def test_weights_that_a_hook_writes_to_after_a_validation_stay(strategy: Any) ->
     assert max(difference(*runs).values()) < 1e-10
 
 
+def test_what_refuses_new_data_goes_with_the_run() -> None:
+    train(Classifier, "fsdp", 1)
+    assert "data" not in vars(DTensor)
+
+
 @pytest.mark.parametrize("strategy", ["tensor_parallel", {"name": "mesh", "tensor": 2}])
 def test_what_every_rank_has_whole_stays_equal(strategy: Any) -> None:
     train(Dropping, strategy, 4, data=token_loader(), max_steps=5)

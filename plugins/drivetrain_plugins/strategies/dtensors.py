@@ -168,12 +168,18 @@ def quiet_gathers() -> None:
 
 
 def refuse_new_data() -> None:
-    """Refuse ``parameter.data = values`` of a DTensor, in this process from now on.
+    """Refuse ``parameter.data = values`` of a DTensor in this process, until :func:`accept_new_data`.
 
     torch gives the values to the outer tensor, which nobody reads: what is computed with is the part within, so weights
     that a hook puts there (averages, clipped ones) were lost without an error.
     """
     setattr(DTensor, "data", property(_DATA.__get__, _refuse))  # noqa: B010  # torch's stub has a plain attribute
+
+
+def accept_new_data() -> None:
+    """``data`` of a DTensor is torch's own again."""
+    if "data" in vars(DTensor):
+        delattr(DTensor, "data")
 
 
 _DATA: Any = vars(torch._C.TensorBase)["data"]

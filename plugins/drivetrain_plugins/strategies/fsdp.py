@@ -340,6 +340,7 @@ class FullySharded(Strategy):
     def close(self, error: BaseException | None = None) -> None:
         if self._passes is not None:
             self._passes.close()
+        dtensors.accept_new_data()
         super().close(error)
 
 
