@@ -102,9 +102,9 @@ class Entry:
             total, weight = (value * share, share) if self.reduction in MEANS else (value, 1.0)
         elif self.metric is not None:
             loader = self.read_with if self.at is None else self.at
-            return Column(of_metric(self.path, loader), 0.0, 1.0, self.title, self.prog_bar, self.logger)
+            return Column(of_metric(self.path, loader), 0.0, 1.0, self.title, self.prog_bar, self.logger, at=self.at)
         shown = (self.title, self.prog_bar, self.logger)
-        return Column(self.reduction, total, weight, *shown, self.over_ranks, self.double)
+        return Column(self.reduction, total, weight, *shown, self.over_ranks, self.double, at=self.at)
 
     def fold(self) -> None:
         """Bring the pending values into ``total`` and ``weight``.

@@ -41,6 +41,7 @@ class Column:
         double: whether what was logged was of double precision.
         written: whether loggers write the value where ranks combine it; else it is made known only. Ranks that did not
             log the name, such as a pipeline's first, have it from those that did.
+        at: the loader, of several, that it is of; None: of none, or of all.
     """
 
     reduction: str
@@ -52,10 +53,20 @@ class Column:
     over_ranks: bool = True
     double: bool = False
     written: bool = True
+    at: int | None = None
 
     def kind(self) -> list[Any]:
         """All but the numbers, as plain data."""
-        return [self.reduction, self.title, self.prog_bar, self.logger, self.over_ranks, self.double, self.written]
+        return [
+            self.reduction,
+            self.title,
+            self.prog_bar,
+            self.logger,
+            self.over_ranks,
+            self.double,
+            self.written,
+            self.at,
+        ]
 
 
 @dataclass(slots=True)

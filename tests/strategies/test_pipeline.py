@@ -217,6 +217,16 @@ def test_steps_that_call_the_network_otherwise_end_before_a_step_is_made(make: A
         train(make, "pipeline", 2)
 
 
+def test_results_of_several_loaders_are_each_its_own() -> None:
+    """Only the last rank logs, and the first says what came of it."""
+    found = {}
+    for strategy, devices in (("single", 1), ("pipeline", 2)):
+        trainer = Trainer(strategy=strategy, devices=devices, precision="64-true", **QUIET)
+        found[strategy] = trainer.validate(Classifier(), [loader(23, 5, False), loader(7, 3, False)], verbose=False)
+    assert [one.keys() for one in found["pipeline"]] == [one.keys() for one in found["single"]]
+    assert all("val/loss/dataloader_idx_0" not in one for one in found["single"][1:])
+
+
 class Gathers(Classifier):
     def __init__(self, collective: str) -> None:
         super().__init__()

@@ -326,7 +326,7 @@ class EvaluateLoop(EvaluationNames):
         known = trainer.published.rounded(epoch.values | objects.values | epoch.own, exchange.columns)
         if trainer.meanings.results == "trainer":  # Lightning's are those that loggers get
             known = {name: value for name, value in known.items() if exchange.columns[name].logger}
-        self.results = self._by_loader(in_order(known, exchange.columns))
+        self.results = self._by_loader(in_order(known, exchange.columns), exchange.columns)
 
     def _write_steps(self, by_batch: dict[int, Exchange]) -> None:
         if self.trainer.meanings.live_metrics:
@@ -371,14 +371,13 @@ class EvaluateLoop(EvaluationNames):
         if not trainer.sanity_checking:
             self._seen[loader] = self._seen.get(loader, 0) + 1
 
-    def _by_loader(self, values: dict[str, float]) -> list[dict[str, float]]:
+    def _by_loader(self, values: dict[str, float], columns: dict[str, Column]) -> list[dict[str, float]]:
         if len(self.sources) <= 1:
             return [dict(values)]
         results: list[dict[str, float]] = [{} for _ in self.sources]
-        logged_at = {entry.forked("epoch"): entry.at for entry in self.metrics.entries.values()}
         for name, value in values.items():
             for position, result in enumerate(results):
-                if logged_at.get(name) in (None, position):
+                if columns[name].at in (None, position):
                     result[name] = value
         return results
 
