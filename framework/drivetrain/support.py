@@ -198,17 +198,18 @@ Parts of `state_dict` that only the optimizer knows (weights kept a second time)
 with several servers, `pipeline` and `zero` from stage 1 on; tensors in shards, when `fsdp`, `mesh` or `tensor_parallel`
 save them.
 
-The fourth is what hooks find in gradients. In `on_before_optimizer_step` every parameter has its gradient of the whole
-window, averaged over the ranks (a part of it where it is in shards), but under `zero` from `stage=2` on, where there is
-none, under `zero` before that, where it is this rank's own, and under `pipeline`, where a rank has those of its stages:
-there a warning names each `on_after_backward` and `on_before_optimizer_step` of the module and its callbacks. In
-`on_after_backward` gradients may be this rank's own under other strategies, too, where they are averaged later. Weights
-that a hook writes to between steps are what the next step starts from, but under `zero` with `stage=3`, whose
-parameters are empty between passes: there, too, a warning names such hooks, and but for `parameter.data = values` under
-`fsdp`, `mesh` and `tensor_parallel`, which is refused: `parameter.data.copy_(values)` reaches the part that a rank
-holds. Under `pipeline` parameters of other ranks' stages are those of an earlier step there, and `training_step` is
-called with each piece of a batch; collectives of a module's own (`self.all_gather`) are refused in steps, of which
-ranks run different parts.
+The fourth is what hooks find in gradients. Replicas that train by themselves (`local_sgd`, `elastic_averaging`,
+`gossip`, `federated`) find their own. Under exact strategies every parameter has in `on_before_optimizer_step` its
+gradient of the whole window, averaged over the ranks (a part of it where it is in shards), but under `zero` from
+`stage=2` on, where there is none, under `zero` before that, where it is this rank's own, and under `pipeline`, where a
+rank has those of its stages: there a warning names each `on_after_backward` and `on_before_optimizer_step` of the
+module and its callbacks. In `on_after_backward` gradients may be this rank's own under other strategies, too, where
+they are averaged later. Weights that a hook writes to between steps are what the next step starts from, but under
+`zero` with `stage=3`, whose parameters are empty between passes: there, too, a warning names such hooks, and but for
+`parameter.data = values` under `fsdp`, `mesh` and `tensor_parallel`, which is refused: `parameter.data.copy_(values)`
+reaches the part that a rank holds. Under `pipeline` parameters of other ranks' stages are those of an earlier step
+there, and `training_step` is called with each piece of a batch; collectives of a module's own (`self.all_gather`) are
+refused in steps, of which ranks run different parts.
 
 """
 
