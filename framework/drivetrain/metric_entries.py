@@ -61,6 +61,7 @@ class Entry:
     path: str = ""  # of that metric in the module
     read_with: int | None = None  # the loader in whose batches an evaluation logs that metric, a single one, too
     settled: Any = None  # value of that metric when its loader was read, or when it was looked at first after that
+    known_at: int = 0  # updates of that metric when its value of the epoch was made known to hooks, over several ranks
     logged: bool = False  # since the values were forgotten last
     anew: bool = False  # whether the loop has reset that metric since it was logged, as its epoch is over
     pending: list[tuple[Any, float]] = field(default_factory=list)
@@ -102,7 +103,8 @@ class Entry:
             total, weight = (value * share, share) if self.reduction in MEANS else (value, 1.0)
         elif self.metric is not None:
             loader = self.read_with if self.at is None else self.at
-            return Column(of_metric(self.path, loader), 0.0, 1.0, self.title, self.prog_bar, self.logger, at=self.at)
+            lost = float(getattr(self.metric, "_update_count", 0) < self.known_at)
+            return Column(of_metric(self.path, loader), lost, 1.0, self.title, self.prog_bar, self.logger, at=self.at)
         shown = (self.title, self.prog_bar, self.logger)
         return Column(self.reduction, total, weight, *shown, self.over_ranks, self.double, at=self.at)
 

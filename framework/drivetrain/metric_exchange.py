@@ -31,7 +31,8 @@ def metric_at(reduction: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One name's contribution of a rank: ``total`` with ``weight``, and what the name is for.
+    """One name's contribution of a rank: ``total`` with ``weight``, and what the name is for. The total of a metric that
+    reduces itself says whether it was reset since its value was made known.
 
     Attributes:
         title: the name without ``_step`` or ``_epoch``.
@@ -72,13 +73,15 @@ class Column:
 @dataclass(slots=True)
 class Exchange:
     """What the ranks learnt of each other: global values by name with their columns, each rank's flags and series.
-    ``own``: this rank's values of what is not combined over ranks."""
+    ``own``: this rank's values of what is not combined over ranks. ``lost``: names of metric objects that a rank has
+    reset since their values were made known."""
 
     values: dict[str, float]
     columns: dict[str, Column]
     flags: list[list[float]]
     series: list[Sequence[Sequence[float]]]
     own: dict[str, float] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
 
     def joined(self, other: Exchange) -> Exchange:
         """With the values of another exchange of the same moment."""
@@ -124,6 +127,8 @@ def exchange(
         value = combine(name, tables)
         if value is not None:
             result.values[name] = value
+        elif any(name in t and t[name].reduction.startswith(OBJECT) and t[name].total for t in tables):
+            result.lost.add(name)
     for name, column in columns.items():
         if not column.over_ranks and (value := combine(name, [columns])) is not None:
             result.own[name] = value

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -291,6 +291,7 @@ class Metrics:
         reset: bool = True,
         computed: Collection[str] | None = None,
         doubtful: bool = False,
+        kept: Mapping[str, float] | None = None,
     ) -> Exchange:
         """Values of the logged torchmetrics metrics; they gather their own states, which are ``reset`` after.
 
@@ -300,6 +301,7 @@ class Metrics:
         Args:
             computed: names of those that are asked for their values, the same on all ranks; None: of all.
             doubtful: a metric without a value, or whose value is none to log, is left out.
+            kept: values, the same on all ranks, of those that were made known before a module reset them.
         """
         found = {name: column for name, column in sorted(columns.items()) if column.reduction.startswith(OBJECT)}
         settled = {entry.forked("epoch"): entry.settled for entry in self.entries.values()}
@@ -308,6 +310,9 @@ class Metrics:
         asked = {name: column for name, column in found.items() if computed is None or name in computed}
         values = {}
         for name, column in asked.items():
+            if kept and name in kept:
+                values[name] = kept[name]
+                continue
             try:
                 value = self._computed(metrics[name], column) if settled.get(name) is None else settled[name]
                 values[name] = _of_metric(name, value)
@@ -322,6 +327,11 @@ class Metrics:
             for entry in self.entries.values():
                 entry.anew = True
         return Exchange(values, asked, [], [])
+
+    def made_known(self) -> None:
+        """Remember that hooks know the values of metrics now: one that a module begins anew in them keeps its value."""
+        for entry in self.entries.values():
+            entry.known_at = getattr(entry.metric, "_update_count", 0)
 
     def _computed(self, metric: Any, column: Column) -> Any:
         """The value of ``metric``, as it stood when the loader of ``column`` was read."""
@@ -363,7 +373,7 @@ class Metrics:
             entry.pending.clear()
             entry.steps.clear()
             entry.total = entry.weight = 0.0
-            entry.logged, entry.settled = False, None
+            entry.logged, entry.settled, entry.known_at = False, None, 0
         self._held.clear()
 
     # -- resuming in mid-epoch ----------------------------------------------------------------------------------

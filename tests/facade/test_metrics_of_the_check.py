@@ -52,8 +52,10 @@ class FewSamples(Metric):  # type: ignore[misc]
         return self.seen.float()
 
 
-def run(L: Any, folder: Path, ranks: int, hooks: list[str], several: bool, **how: Any) -> list[Any]:
-    """What the ``hooks`` of a fit are shown on this rank."""
+def run(
+    L: Any, folder: Path, ranks: int, hooks: list[str], several: bool, resets: bool = False, **how: Any
+) -> list[Any]:
+    """What the ``hooks`` of a fit are shown on this rank; ``resets``: whose module begins its metric anew by itself."""
     seen: list[Any] = []
 
     class Looks(L.Callback):  # type: ignore[misc]
@@ -90,6 +92,10 @@ def run(L: Any, folder: Path, ranks: int, hooks: list[str], several: bool, **how
             self.log("plain", values.mean())
             self.log("synced", values.mean(), sync_dist=True)
 
+        def on_train_epoch_end(self) -> None:
+            if resets:
+                self.mean.reset()
+
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -118,6 +124,17 @@ def run(L: Any, folder: Path, ranks: int, hooks: list[str], several: bool, **how
     ids=["all hooks", "validation_end", "check_end", "loaders", "loaders and steps"],
 )
 def test_what_hooks_are_shown(hooks: list[str], several: bool, how: dict[str, Any], ranks: int, tmp_path: Path) -> None:
+    alike_under_both(ranks, tmp_path, hooks, several, how)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_was_looked_at_stays_when_the_module_begins_it_anew(ranks: int, tmp_path: Path) -> None:
+    alike_under_both(ranks, tmp_path, ["on_train_epoch_end", "on_train_end"], False, {"resets": True})
+
+
+def alike_under_both(ranks: int, tmp_path: Path, hooks: list[str], several: bool, how: dict[str, Any]) -> None:
+    """Both libraries show the hooks the same, on each of the ``ranks``."""
+
     def both(rank: int, world_size: int) -> list[Any]:
         of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": world_size}
         of_torchrun |= {"LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -258,16 +258,20 @@ class FitLoop(RunningLoop):
         phase.current.name = phase.BOUNDARY
         trainer.published.keep()
         trainer.published.by_step = False
+        first: dict[str, float] = {}
         if trainer.meanings.live_metrics and not boundary.alone and hooks.overridden_everywhere("on_train_epoch_end"):
             so_far = boundary.agree(metrics, self._latest_columns() | metrics.epoch_columns())
             objects = metrics.torchmetrics(so_far.columns, reset=False)
             trainer.published.publish(so_far.joined(objects), step=0, write=False)
+            metrics.made_known()
+            first = objects.values
         hooks.of_callbacks("on_train_epoch_end", monitors=False)
         hooks.of_module("on_train_epoch_end")
         shown = trainer.meanings.live_metrics and boundary.alone  # then a validation may have logged the names anew
         latest = {} if shown else self._latest_columns()
         exchange = boundary.agree(metrics, latest | metrics.epoch_columns())
-        known = exchange.joined(metrics.torchmetrics(exchange.columns))
+        kept = {name: value for name, value in first.items() if name in exchange.lost}
+        known = exchange.joined(metrics.torchmetrics(exchange.columns, kept=kept))
         trainer.published.publish(known, step=self.global_step - 1)
         self.ended = complete  # what came before must not happen twice, and a checkpoint made earlier has it ahead
         if complete:
