@@ -31,8 +31,8 @@ def metric_at(reduction: str) -> tuple[str, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One name's contribution of a rank: ``total`` with ``weight``, and what the name is for. The total of a metric that
-    reduces itself says whether it was reset since its value was made known.
+    """One name's contribution of a rank: ``total`` with ``weight``, and what the name is for. The total of a metric
+    that reduces itself says whether it was reset since its value was made known.
 
     Attributes:
         title: the name without ``_step`` or ``_epoch``.

@@ -117,7 +117,7 @@ def _arguments(
     rest = ours.get(key, {}) if isinstance(ours, dict) else {}
     saved, withheld = kept_hyperparameters.read_hyperparameters(content.get(key) or {}, rest, weights_only)
     if hparams_file is not None:
-        saved, withheld = _from_file(Path(hparams_file)), []
+        saved, withheld = _from_file(cls, Path(hparams_file)), []
     accepted = inspect.signature(cls.__init__).parameters  # type: ignore[misc]
     name = content.get(name_key)
     if isinstance(name, str) and name in accepted and accepted[name].kind is not inspect.Parameter.VAR_KEYWORD:
@@ -170,10 +170,17 @@ def _build(cls: Any, source: Source, arguments: dict[str, Any], weights_only: bo
         ) from error
 
 
-def _from_file(path: Path) -> dict[str, Any]:
-    """Hyper-parameters in a YAML file, or in a CSV file with the columns ``key`` and ``value``."""
+def _from_file(cls: type, path: Path) -> dict[str, Any]:
+    """Hyper-parameters in a YAML file, or in a CSV file with the columns ``key`` and ``value``. A file that is missing
+    is told, and has none, as under Lightning."""
     if not path.is_file():
-        raise CheckpointError(f"there is no file of hyper-parameters {path}; name one that exists")
+        warnings.warn(
+            f"there is no file of hyper-parameters {path}: {cls.__name__} is made with its defaults and what"
+            " load_from_checkpoint is given; leave hparams_file out for those that the checkpoint holds.",
+            category=RuntimeWarning,
+            stacklevel=5,
+        )
+        return {}
     import yaml
 
     if path.suffix.lower() in (".yaml", ".yml"):

@@ -302,6 +302,10 @@ def test_load_from_checkpoint(files: Path, tmp_path: Path) -> None:
         assert kind.load_from_checkpoint(stream, map_location="cpu").hparams.width == 8
     (tmp_path / "hparams.yaml").write_text("width: 8\ndropout: 0.125\n")
     assert kind.load_from_checkpoint(path, hparams_file=tmp_path / "hparams.yaml").hparams.dropout == 0.125
+    for side in SIDES:  # a file that is missing has none, and what the checkpoint holds does not take its place
+        with pytest.warns(RuntimeWarning, match=r"absent\.yaml"):
+            found = MODULES[side].load_from_checkpoint(path, hparams_file=tmp_path / "absent.yaml", width=8)
+        assert (found.hparams.width, found.hparams.dropout) == (8, MODULES[side]().hparams.dropout)
     with pytest.raises(CheckpointError, match="do not fit Module"):
         kind.load_from_checkpoint(path, width=9)
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
