@@ -24,6 +24,14 @@ from drivetrain.errors import ConfigurationError
             "error: python -m drivetrain support has no option '--jsno': did you mean ",
         ),
         (["bench", "gpt", "--steps", "0"], "error: argument --steps: 0 is less than 1: see "),
+        (
+            ["bench", "gpt", "--strategies", "pipeline", "--devices", "1"],
+            "error: --strategies pipeline takes 2 processes or more, not --devices 1.\n",
+        ),
+        (
+            ["bench", "gpt", "--strategies", "single", "--devices", "2"],
+            "error: --strategies single takes one process, not ",
+        ),
         (["bench", "gpt", "--devices", "1,x"], "error: argument --devices: 'x' is no whole number: see "),
         (["support", "--only", "ddp"], "error: --only chooses what --train trains: give both\n"),
         (["doctor", "now"], "error: drivetrain doctor has no use for 'now': see drivetrain doctor --help\n"),

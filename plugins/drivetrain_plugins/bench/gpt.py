@@ -32,7 +32,7 @@ class Contest:
         engine: function of :mod:`drivetrain_plugins.bench.gpt_by_hand`, with its argument if it makes the engine.
         replicas: whether every process reads its own part of the batch; the batch grows with them.
         pieces: micro-batches that flow through all processes; the batch has as many times a micro-batch's sequences.
-        least: fewest processes.
+        least, most: fewest and most processes; most None: as many as there are.
     """
 
     strategy: str
@@ -41,10 +41,14 @@ class Contest:
     replicas: bool = True
     pieces: int = 1
     least: int = 2
+    most: int | None = None
 
     def scale(self, devices: int) -> int:
         """How many micro-batches a global batch is."""
         return devices if self.replicas else self.pieces
+
+    def fits(self, devices: int) -> bool:
+        return self.least <= devices and (self.most is None or devices <= self.most)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -53,14 +57,14 @@ class Contest:
 
 
 CONTESTS = (
-    Contest("single", "single", least=1),
-    Contest("ddp", "ddp"),
-    Contest("ring", "ddp"),
-    Contest("fsdp", "fsdp"),
-    Contest("zero stage=1", "zero", 1),
-    Contest("zero stage=2", "zero", 2),
-    Contest("zero stage=3", "zero", 3),
-    Contest("zero stage=3 narrow_gather=true", "zero_narrow", 3),
+    Contest("single", "single", least=1, most=1),
+    Contest("ddp", "ddp", least=1),
+    Contest("ring", "ddp", least=1),
+    Contest("fsdp", "fsdp", least=1),
+    Contest("zero stage=1", "zero", 1, least=1),
+    Contest("zero stage=2", "zero", 2, least=1),
+    Contest("zero stage=3", "zero", 3, least=1),
+    Contest("zero stage=3 narrow_gather=true", "zero_narrow", 3, least=1),
     Contest("tensor_parallel", "tensor_parallel", replicas=False),
     Contest("pipeline", "pipeline", replicas=False, pieces=4),
     Contest("parameter_server embedded=true", "parameter_server"),
@@ -80,7 +84,7 @@ def parser() -> Parser:
     made = Parser(prog="python -m drivetrain.bench gpt", description=__doc__)
     made.add_argument(
         "--strategies",
-        default=",".join(_names()),
+        default=None,
         help="rows or kinds of them, with commas between (default: all)",
     )
     made.add_argument(
@@ -97,28 +101,44 @@ def parser() -> Parser:
     return made
 
 
+def _asked(strategies: str | None, devices: Sequence[int]) -> list[Contest]:
+    """The rows that were asked for, None: all.
+
+    Raises:
+        ConfigurationError: there is none of that name, or none that as many processes make.
+    """
+    if strategies is None:
+        return list(CONTESTS)
+    rows_named = [contest.strategy for contest in CONTESTS]
+    asked: list[Contest] = []
+    for name in strategies.split(","):
+        found = [contest for contest in CONTESTS if name in (contest.strategy, contest.strategy.split(" ")[0])]
+        if not found:
+            raise ConfigurationError(f"--strategies {name}: {nearest(name, [*_names(), *rows_named])}")
+        if not any(contest.fits(count) for contest in found for count in devices):
+            count = "one process" if found[0].most == 1 else f"{found[0].least} processes or more"
+            said = ",".join(map(str, devices))
+            raise ConfigurationError(f"--strategies {name} takes {count}, not --devices {said}.")
+        asked += found
+    return [contest for contest in CONTESTS if contest in asked]
+
+
 def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(list(argv))
-    wanted = arguments.strategies.split(",")
-    rows_named = [contest.strategy for contest in CONTESTS]
-    for name in wanted:
-        if name not in _names() and name not in rows_named:
-            raise ConfigurationError(f"--strategies {name}: {nearest(name, [*_names(), *rows_named])}")
+    contests = _asked(arguments.strategies, arguments.devices)
     if arguments.json is not None:
         require_writable(arguments.json, "--json")
     rows: list[dict[str, Any]] = []
     reference: dict[int, list[float]] = {}  # single's losses by the size of the global batch
     print(f"{'strategy':<32} {'N':>2} {'tokens/s':>10} {'by hand':>10} {'ratio':>6} {'loss':>8}  largest difference")
     for devices in arguments.devices:
-        for contest in CONTESTS:
-            alone = contest.strategy == "single"
-            asked = contest.strategy in wanted or contest.strategy.split(" ")[0] in wanted
-            if not asked or devices < contest.least or (alone and devices > 1):
+        for contest in contests:
+            if not contest.fits(devices):
                 continue
             row = _job(contest, devices, arguments)
             scale = contest.scale(devices)
             if scale not in reference:
-                one = row if alone else _job(CONTESTS[0], 1, arguments, scale)
+                one = row if contest.most == 1 else _job(CONTESTS[0], 1, arguments, scale)
                 reference[scale] = one.get("losses", [])
             pairs = zip(row.get("losses", []), reference[scale], strict=False)
             row["difference"] = max((abs(a - b) for a, b in pairs), default=float("nan"))
