@@ -8,7 +8,6 @@ from typing import Any
 
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.collated_part import Part
-from drivetrain.errors import TrainingError
 from drivetrain.sample_orders import Noted
 from drivetrain.strategy import Shard
 
@@ -57,18 +56,15 @@ def rank_part(shard: Shard, whole_tail: bool, own: bool, loader: int, noted: Not
     return cut
 
 
-def sized(numbered: Numbered, cut: Cut, final: int, start: int, epoch: int) -> Iterator[MicroBatch]:
-    """The batches from ``start`` to ``final``.
-
-    Raises:
-        TrainingError: there are fewer.
-    """
+def sized(
+    numbered: Numbered, cut: Cut, final: int, start: int, ended: Callable[[int], None]
+) -> Generator[MicroBatch, None, bool]:
+    """The batches from ``start`` to ``final``. Where there are fewer, ``ended`` is told how many there were. Gives back
+    whether there were all."""
     index = yield from as_told(numbered, cut, final, start - 1)
     if index < final:
-        raise TrainingError(
-            f"the loader ended after {index + 1} of {final + 1} batches in epoch {epoch}: it is shorter than its len()"
-            " says."
-        )
+        ended(index + 1)
+    return index >= final
 
 
 def as_told(numbered: Numbered, cut: Cut, final: int | float, before: int = -1) -> Generator[MicroBatch, None, int]:

@@ -9,7 +9,7 @@ the first ``n`` replicas and the others sit the batch out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -147,6 +147,12 @@ class BatchSource:
         self.combined: Any = None  # what these were given as
         self.inner = False  # whether it is one of several that are read at once, whose collections are a source
         self.compared = False  # whether ranks looked if they read the same
+        # Lightning takes what a loader says of its length for a guess. Ranks of which each reads its own agree on the
+        # end of an epoch's training (drivetrain.loops.windows), and wait for no other's batch in an evaluation, but for
+        # that of sharded parameters.
+        together = shard.lockstep and not training
+        self._may_end_early = order != "seed" and (self.natural or (self.own_stream and not together))
+        self._told_early_end = False
         self.full_length = self._length()
         self.length = limited(self.full_length, limit)
         self.uncounted = self.full_length == float("inf")  # on any rank
@@ -268,9 +274,10 @@ class BatchSource:
             self._resumed_in = 0
         self._drawn_from.append(states())
         numbered = self._numbered(opened, start, placed)
-        if self.full_length != float("inf") and self.counted:
+        if self.full_length != float("inf"):
             read = self._read_sized(numbered, start)
-            return _to_the_end(read, numbered) if self.inner and self.length == self.full_length else read
+            asked = self.inner and self.counted and self.length == self.full_length
+            return _to_the_end(read, numbered) if asked else read
         if self._looks_ahead:
             if start and self._ahead_from:
                 restore(self._ahead_from)
@@ -432,8 +439,30 @@ class BatchSource:
     def _cut(self) -> Cut:
         return rank_part(self.shard, self.whole_tail, self.own_stream, self.index, self._noted)
 
-    def _read_sized(self, numbered: Numbered, start: int) -> Iterator[MicroBatch]:
-        return sized(numbered, self._cut(), int(self.length) - 1, start, self.epoch)
+    def _read_sized(self, numbered: Numbered, start: int) -> Generator[MicroBatch, None, bool]:
+        return sized(numbered, self._cut(), int(self.length) - 1, start, self._ended_early)
+
+    def _ended_early(self, read: int) -> None:
+        """The loader gave ``read`` batches, which are fewer than it said.
+
+        Raises:
+            TrainingError: that is not to be.
+        """
+        found = f"the loader ended after {read} of {int(self.length)} batches"
+        if not self._may_end_early:
+            raise TrainingError(f"{found} in epoch {self.epoch}: it is shorter than its len() says.")
+        if self._told_early_end:
+            return
+        self._told_early_end = True
+        then = (
+            "the epoch ends there, as under Lightning without what its last batch brings (validation, schedules of"
+            " interval epoch)"
+        )
+        warnings.warn(
+            f"{found}, it is shorter than its len() says: {then if self.training else 'the others are left out'}; let"
+            " __len__ give the number of batches, or have none.",
+            stacklevel=2,
+        )
 
     def _noting(self, numbered: Numbered) -> Numbered:
         """A checkpoint is made when the batch after it has been read: a run that goes on reads that one again. Noting
@@ -455,11 +484,12 @@ class BatchSource:
         return self.length == float("inf") and not self.inner
 
 
-def _to_the_end(read: Iterator[MicroBatch], numbered: Numbered) -> Iterator[MicroBatch]:
+def _to_the_end(read: Generator[MicroBatch, None, bool], numbered: Numbered) -> Iterator[MicroBatch]:
     """What was ``read``, and then the loader asked once more, as Lightning does before it begins it again: a sampler
     with a generator of its own draws then."""
-    yield from read
-    next(numbered, None)
+    whole = yield from read
+    if whole:
+        next(numbered, None)
 
 
 def _going_on(loader: Iterator[Any]) -> Iterator[Any]:

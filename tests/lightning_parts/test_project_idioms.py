@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 import torchmetrics
 import yaml
 from omegaconf import OmegaConf
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 from torchmetrics import MeanMetric
 
 import drivetrain
@@ -76,6 +76,119 @@ def test_streams_are_read_at_the_same_moments(tmp_path: Path, kind: str, reload:
         return {"seen": seen, "weights": weighed, "batches": str(fit.num_training_batches)}
 
     assert "read 0" in compare(run)["seen"]
+
+
+class Fewer:
+    """Batches of no loader of torch's: four, though it says that there are six."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(ROWS, batch_size=2))
+
+    def __len__(self) -> int:
+        return 6
+
+
+class FewerSamples(SequentialSampler):
+    """Eight of twelve."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+class FewerBatches(BatchSampler):
+    """Says six."""
+
+    def __len__(self) -> int:
+        return 6
+
+
+class Ending(Dataset[Any]):
+    """Has no more than eight samples, and says twelve."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 8:
+            raise StopIteration
+        return ROWS[index]
+
+
+ROWS = list(Rollouts([], 8))
+LONGER = ROWS + ROWS[:4]
+SHORTER: dict[str, Callable[[], Any]] = {
+    "iterable": Fewer,
+    "sampler": lambda: DataLoader(LONGER, batch_size=2, sampler=FewerSamples(LONGER)),  # type: ignore[arg-type]
+    "batch sampler": lambda: DataLoader(
+        LONGER,  # type: ignore[arg-type]
+        batch_sampler=FewerBatches(FewerSamples(LONGER), 2, False),
+    ),
+    "data set": lambda: DataLoader(Ending(), batch_size=2),
+    "among several": lambda: {"a": Fewer(), "b": loader(4, 2)},
+    "stream": lambda: DataLoader(Told([], 8), batch_size=2),
+}
+
+
+@pytest.mark.parametrize("kind", SHORTER)
+@pytest.mark.parametrize("accumulated", [1, 3, 4])
+def test_loaders_that_give_less_than_they_said_end_the_epoch(tmp_path: Path, kind: str, accumulated: int) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        seen: list[Any] = []
+
+        class Diary(L.Callback):  # type: ignore[misc, name-defined]
+            def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+                seen.append(["batch", batch_idx, trainer.is_last_batch, trainer.global_step])
+
+            def on_validation_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+                seen.append(["validation", batch_idx, trainer.global_step])
+
+            def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+                rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
+                seen.append(["epoch", trainer.current_epoch, trainer.global_step, *rates])
+
+        def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+            x, y = batch["a"] if isinstance(batch, dict) else batch
+            return torch.nn.functional.cross_entropy(self(x), y)
+
+        def configure_optimizers(self: Any) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+        torch.manual_seed(3)
+        module = classifier(L, training_step=training_step, configure_optimizers=configure_optimizers)
+        fit = trainer(L, tmp_path, callbacks=[Diary()], max_epochs=3, accumulate_grad_batches=accumulated)
+        fit.fit(module, SHORTER[kind](), loader(8))
+        trained = [len(seen), str(fit.num_training_batches), fit.global_step, fit.current_epoch]
+        evaluated = SHORTER[kind]()
+        if kind != "among several":
+            trained.append(fit.validate(module, evaluated, verbose=False))
+        return {"seen": seen, "trained": trained, "weights": weights(module)}
+
+    assert ["batch", 3, False, 3 // accumulated] in compare(run)["seen"]
+
+
+def test_that_a_loader_gave_less_than_it_said_is_told_once(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer(ours, tmp_path, max_epochs=3).fit(classifier(ours), Fewer())
+    said = [str(one.message) for one in told if "len()" in str(one.message)]
+    assert len(said) == 1 and said[0].startswith("the loader ended after 4 of 6 batches, it is shorter than its len()")
+
+
+class FewerOnOne(Fewer):
+    """As many as it says on the first rank, two on the second."""
+
+    def __iter__(self) -> Iterator[Any]:
+        whole = torch.distributed.get_rank() == 0
+        return iter(DataLoader(LONGER if whole else LONGER[:4], batch_size=2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+def test_where_one_ranks_loader_gives_less_the_epoch_ends_for_all(tmp_path: Path, accumulated: int) -> None:
+    module = classifier(ours)
+    fit = trainer(ours, tmp_path, strategy="ddp", devices=2, accumulate_grad_batches=accumulated, timeout=60)
+    fit.fit(module, FewerOnOne())
+    assert fit.current_epoch == 4 and fit.global_step == 4 * (2 if accumulated == 1 else 1)  # of two batches each
 
 
 def test_a_short_window_of_a_stream_weighs_as_a_whole_one(tmp_path: Path) -> None:

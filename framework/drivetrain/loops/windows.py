@@ -70,7 +70,10 @@ class Windows:
         if self.source.counted:
             length = int(self.source.length)
             for start in range(self.start, length, self.accumulate):
-                yield Window(Coming(self._timed(), min(self.accumulate, length - start)), None)
+                opening = next(self._timed(), None)
+                if opening is None:  # fewer than were said
+                    return
+                yield Window(Coming(chain([opening], self._timed()), min(self.accumulate, length - start)), None)
             return
         for first in self._timed():
             yield Window(Coming(chain([first], self._timed()), self.accumulate), None)
