@@ -40,7 +40,7 @@ def in_workers(trainer: Trainer, request: Request) -> Any:
     """Run ``request`` in ``trainer.num_devices`` new workers of this node and take over what they did."""
     trainer.lightning_module, trainer.datamodule = request.module, request.datamodule  # also where a worker fails
     for logger in trainer.loggers:
-        _ = logger.log_dir  # a version is chosen once, here, not by every worker
+        getattr(logger, "log_dir", None)  # a version is chosen once, here, not by every worker
     with temporary_folder("results") as folder:
         launch(
             _work,
@@ -217,7 +217,8 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     for name, value in counters.items():
         setattr(trainer, name, value)
     for logger, version in zip(trainer.loggers, state["loggers"], strict=True):
-        logger.use_version(version)  # a later stage writes to the same run
+        if hasattr(logger, "use_version"):
+            logger.use_version(version)  # a later stage writes to the same run
     callbacks = from_safe(state["callbacks"])
     for callback in trainer.callbacks:
         if state_name(callback) in callbacks:

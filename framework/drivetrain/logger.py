@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from drivetrain.launch import current_job
@@ -80,6 +81,24 @@ class Logger:
     def finalize(self, status: str) -> None:
         """Close; ``status`` is ``"completed"``, ``"stopped"``, ``"interrupted"`` or ``"failed"``."""
         self.save()
+
+
+# What the Trainer and its callbacks ask of any logger; what a Logger has besides may be missing.
+_SAYS = ("name", "version", "save_dir")
+_DOES = ("log_metrics", "log_hyperparams", "log_graph", "after_save_checkpoint", "save", "finalize")
+
+
+def lacks(part: Any) -> list[str]:
+    """What is missing of a logger in ``part``, which need not derive from :class:`Logger`: a project's own class, or
+    one of another package, that has the same methods. No property of its class is read for that."""
+    defined = set().union(*(vars(kind) for kind in type(part).__mro__))
+    found = [name for name in _SAYS if name not in defined and not _is_plain(part, name)]
+    return found + [name for name in _DOES if name not in defined and not callable(getattr(part, name, None))]
+
+
+def _is_plain(part: Any, name: str) -> bool:
+    """Whether it says something by ``name``; what answers to any name with an object (a mock) does not."""
+    return hasattr(part, name) and isinstance(getattr(part, name), (str, int, Path, NoneType))
 
 
 class SilentExperiment:

@@ -13,7 +13,7 @@ from drivetrain.callback import Callback
 from drivetrain.cli.schema import checked
 from drivetrain.declaration import Declaration
 from drivetrain.errors import ConfigurationError, nearest
-from drivetrain.logger import Logger
+from drivetrain.logger import Logger, lacks
 from drivetrain.named_part import named
 from drivetrain.precision import Precision
 from drivetrain.profiler import PassThroughProfiler, Profiler
@@ -111,8 +111,10 @@ def loggers_of(trainer: Configuration, given: Any) -> list[Logger]:
         return [kind(folder, name=trainer.meanings.log_folder, default_hp_metric=trainer.meanings.default_hp_metric)]
     found = [_made(trainer, "loggers", one) for one in _listed(given)]
     for logger in found:
-        if not isinstance(logger, Logger):
-            raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger, derive it from one.")
+        missing = lacks(logger)
+        if missing:
+            which = f" and has no {', '.join(missing)}" if "log_metrics" not in missing else ""
+            raise ConfigurationError(f"logger: {type(logger).__name__} is no Logger{which}, derive it from one.")
     return found
 
 

@@ -155,7 +155,7 @@ class PublishedMetrics:
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:
                 logger.log_metrics(metrics=dict(scalars), step=step)
-                if not logger.saves_by_itself:
+                if getattr(logger, "saves_by_itself", False) is not True:
                     logger.save()
 
     def rounded(self, values: dict[str, float], columns: Mapping[str, Column]) -> dict[str, float]:

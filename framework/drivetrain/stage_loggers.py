@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 def agree_on_versions(trainer: Trainer) -> None:
     """Loggers that take the first free version take the same one on all workers, those of another launcher too."""
-    choosing = [logger for logger in trainer.loggers if type(logger).use_version is not Logger.use_version]
+    choosing = [
+        logger
+        for logger in trainer.loggers
+        if getattr(type(logger), "use_version", Logger.use_version) is not Logger.use_version
+    ]
     communicator = trainer.strategy.communicator
     if not choosing or communicator.world_size == 1:
         return
@@ -28,7 +32,7 @@ def agree_on_versions(trainer: Trainer) -> None:
 def open_experiments(trainer: Trainer) -> None:
     """Let each logger make what it writes to, as far as it has such a thing, where that is meant; those that have to be
     there before others in any case."""
-    first = [logger for logger in trainer.loggers if getattr(logger, "opens_first", False)]
+    first = [logger for logger in trainer.loggers if getattr(logger, "opens_first", False) is True]
     rest = (
         [logger for logger in trainer.loggers if not any(logger is one for one in first)]
         if trainer.meanings.opens_loggers

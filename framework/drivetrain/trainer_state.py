@@ -208,11 +208,11 @@ class TrainerState(Configuration):
     def log_dir(self) -> str | Path | None:
         if not self.loggers:
             return self.default_root_dir
-        return self.loggers[0].log_dir or self.loggers[0].save_dir
+        return getattr(self.loggers[0], "log_dir", None) or self.loggers[0].save_dir
 
     @property
     def checkpoint_dir(self) -> Path:
-        folder = self.loggers[0].log_dir if self.loggers else None
+        folder = getattr(self.loggers[0], "log_dir", None) if self.loggers else None
         return Path(folder or self.default_root_dir) / "checkpoints"
 
     @property

@@ -435,3 +435,84 @@ def test_a_dummy_takes_every_call() -> None:
     assert dummy.log_hyperparams("a", 2, three="three") is None
     assert dummy.log_metrics("a", 2, three="three") is None
     assert dummy.anything("a", b=2) is None
+
+
+class Duck:
+    """Derives from no Logger: what Lightning asks of one, and no more."""
+
+    name, version = "duck", 3
+    experiment = None
+
+    def __init__(self, save_dir: Path) -> None:
+        self.save_dir = str(save_dir)
+        self.calls: list[Any] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.calls.append(["metrics", sorted(metrics), step])
+
+    def log_hyperparams(self, params: Any) -> None:
+        self.calls.append(["parameters", sorted(params)])
+
+    def log_graph(self, model: Any) -> None:
+        self.calls.append(["graph"])
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        self.calls.append(["saved", os.path.basename(checkpoint_callback.best_model_path)])
+
+    def save(self) -> None:
+        self.calls.append(["save"])
+
+    def finalize(self, status: str) -> None:
+        self.calls.append(["end", status])
+
+
+class Delegating:
+    """Whatever it is asked, it asks another."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("kind", ["alone", "delegating", "listed"])
+def test_a_logger_that_derives_from_none(tmp_path: Path, kind: str) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        duck = Duck(tmp_path / L.__name__)
+        given: Any = duck if kind == "alone" else Delegating(duck)
+        loggers = [L.loggers.CSVLogger(tmp_path / L.__name__), given] if kind == "listed" else given
+        module = classifier(L)
+        with_parameters(module)
+        fit = trainer(L, tmp_path, logger=loggers, max_epochs=2, log_every_n_steps=2, enable_checkpointing=True)
+        fit.fit(module, loader(), loader(9))
+        assert given in fit.loggers and (kind == "listed" or fit.logger is given is module.logger)
+        folder = os.path.relpath(fit.checkpoint_callback.dirpath, tmp_path / L.__name__)
+        # Lightning gives an epoch's rows when its checkpoint is made, drivetrain before; see coming-from-lightning.md.
+        return {"calls": sorted(duck.calls, key=str), "order": [c[0] for c in duck.calls[:6]], "folder": folder}
+
+    assert ["end", "success"] in compare(run)["calls"]
+
+
+def test_what_a_logger_of_another_kind_lacks_is_told(tmp_path: Path) -> None:
+    class Half:
+        name = "half"
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Half is no Logger and has no version, save_dir, log_hyperparams, "):
+        ours.Trainer(logger=Half())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_logger_that_derives_from_none_on_two_ranks(tmp_path: Path) -> None:
+    class Writing(Duck):
+        def finalize(self, status: str) -> None:
+            super().finalize(status)
+            (tmp_path / "calls").write_text(str(self.calls))
+
+    fit = trainer(ours, tmp_path, logger=Writing(tmp_path), strategy="ddp", devices=2, max_epochs=1)
+    fit.fit(classifier(ours), loader())
+    assert "['end', 'success']" in (tmp_path / "calls").read_text()

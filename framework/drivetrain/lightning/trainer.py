@@ -309,7 +309,7 @@ class Trainer(drivetrain.trainer.Trainer):
         """Folder of the first logger, as text: of its run where it is Lightning's for TensorBoard or CSV, else the one
         that it saves below."""
         logger = self.loggers[0] if self.loggers else None
-        found = super().log_dir if logger is None or getattr(logger, "versioned", False) else logger.save_dir
+        found = super().log_dir if logger is None or getattr(logger, "versioned", False) is True else logger.save_dir
         return None if found is None else os.fspath(found)
 
     @property
