@@ -13,13 +13,19 @@ from drivetrain.checkpoint import rng
 from drivetrain.combined_source import evaluation_sources, shown, training_source
 from drivetrain.data_hooks import DataHooks
 from drivetrain.errors import ConfigurationError, PossibleUserWarning
-from drivetrain.loops.evaluate import EvaluateLoop, empty
 from drivetrain.module import TrainModule
 from drivetrain.sharding import BatchSource
 
 if TYPE_CHECKING:
+    from drivetrain.loops.evaluate import EvaluateLoop
     from drivetrain.request import Request
     from drivetrain.trainer import Trainer
+
+
+def empty(which: str, source: BatchSource, loaders: int) -> str:
+    """What to say of a loader of ``which`` that has no batch; whoever waits for its metrics waits in vain."""
+    number = f"number {source.index} " if loaders > 1 else ""
+    return f"the {which} data is empty: its loader {number}gives no batch, so nothing comes of it."
 
 
 def loader_of(request: Request, which: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain import metric_states
+from drivetrain import metric_states, stage_data
 from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import MisuseError, note_place
@@ -79,12 +79,6 @@ def without_gradients(trainer: Trainer) -> AbstractContextManager[Any]:
     job = trainer.strategy.job
     forbidden = trainer.stage == "fit" or (job.world_size > 1 and job.backend == "gloo")
     return torch.inference_mode() if trainer.inference_mode and not forbidden else torch.no_grad()
-
-
-def empty(which: str, source: BatchSource, loaders: int) -> str:
-    """What to say of a loader of ``which`` that has no batch; whoever waits for its metrics waits in vain."""
-    number = f"number {source.index} " if loaders > 1 else ""
-    return f"the {which} data is empty: its loader {number}gives no batch, so nothing comes of it."
 
 
 def _choose_epoch(trainer: Trainer, sources: list[BatchSource], counts: bool) -> None:
@@ -287,7 +281,7 @@ class EvaluateLoop(EvaluationNames):
         # Only now is it known of a stream. The first rank has a part of every batch that there is.
         if not found and source.length > 0 and trainer.is_global_zero and source.index not in self._told:
             self._told.add(source.index)
-            warnings.warn(empty(stage, source, len(self.sources)), stacklevel=2)
+            warnings.warn(stage_data.empty(stage, source, len(self.sources)), stacklevel=2)
 
     def _reduce(self) -> None:
         """The epoch's metrics over all ranks, and the values logged by batch, each where it belongs."""
