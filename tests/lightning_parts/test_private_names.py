@@ -18,6 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 import drivetrain.lightning as ours
+from drivetrain.errors import ConfigurationError
 from tests.facade.recorder import QUIET, loader, net
 from tests.lightning_parts.doubles import put_mlflow, put_wandb
 
@@ -597,3 +598,24 @@ def test_the_steps_that_rows_of_a_callback_stand_beside(every: int) -> None:
         return found
 
     assert run(ours) == run(theirs)
+
+
+def test_a_name_of_the_inside_is_refused_where_it_is_used() -> None:
+    """Projects import such names for annotations, or do not use them at all."""
+    from drivetrain.lightning.loops.fit_loop import _select_data_fetcher
+    from drivetrain.lightning.tuner.lr_finder import _lr_find
+
+    def annotated(found: _lr_find | None) -> None: ...
+
+    assert not isinstance(ours.Trainer(**QUIET), _lr_find) and annotated(None) is None
+    with pytest.raises(ConfigurationError, match=r"tuner\._lr_find is a part of Lightning's inside"):
+        _lr_find(None)
+    with pytest.raises(ConfigurationError, match="_select_data_fetcher is a part of Lightning's inside"):
+
+        class Own(_select_data_fetcher):  # type: ignore[misc, valid-type]
+            pass
+
+    for module in (ours.tuner, ours.callbacks):
+        assert not hasattr(module, "_repr_html_") and not hasattr(module, "__wrapped__")
+    with pytest.raises(ImportError):
+        from drivetrain.lightning.callbacks import Unknown  # type: ignore[attr-defined]  # noqa: F401

@@ -17,6 +17,7 @@ from typing import Any
 from lightning_utilities.core.imports import package_available
 
 from drivetrain.lightning import not_offered
+from drivetrain.lightning.refused_classes import of_the_inside
 
 # Below which module here a path is found. Only these: ``from ...callbacks import Unknown`` asks for a module of that
 # name too, and must fail.
@@ -73,6 +74,8 @@ _FOUND_IN = (
 
 # Lightning's modules say by such names whether a package can be imported, each module of those that it needs.
 _AVAILABLE = re.compile(r"_([A-Z0-9_]+)_AVAILABLE")
+# Names of Lightning's inside; not what shells and test runners ask anything for (``_repr_html_``).
+_PRIVATE = re.compile(r"_(?!_)\w*(?<!_)")
 _PACKAGES = {
     "COMET": "comet_ml",
     "JSONARGPARSE_SIGNATURES": "jsonargparse",
@@ -163,8 +166,14 @@ def name_below(module: str) -> None:
         why = _why_not(short, name)
         if why is not None:
             raise AttributeError(f"{module}.{name} is not offered: {why}.")
-        if own is not None:
-            return own(name)
+        try:
+            if own is not None:
+                return own(name)
+        except AttributeError:
+            if not _PRIVATE.fullmatch(name):
+                raise
+        if _PRIVATE.fullmatch(name):
+            return of_the_inside(f"{module}.{name}")
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     vars(found)["__getattr__"] = lead

@@ -2,12 +2,13 @@
 ``isinstance``, and no object is made of them.
 
 So they are in Lightning where the service's package or the device is not there. Projects name them for other machines
-than the one that they run on, and would not start if the name alone was refused.
+than the one that they run on, and would not start if the name alone was refused. Nor would those that import a private
+name of Lightning's and use it in an annotation, or not at all: such a name is refused where it is used.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning import not_offered
@@ -34,3 +35,30 @@ def refused(module: str, name: str, base: type[Base], /, **members: Any) -> type
         name, (base,), {"__module__": base.__module__, "__doc__": f"Not offered: {why}.", "__init__": refuse, **members}
     )
     return found
+
+
+class _Inside(type):
+    """Of what stands for a private name: a class that is neither called nor derived from."""
+
+    def __call__(cls, *arguments: Any, **options: Any) -> NoReturn:
+        raise ConfigurationError(f"{cls.__doc__}, which is not here: use what is public.")
+
+
+def of_the_inside(path: str) -> type:
+    """What stands for ``path``, a private name in one of Lightning's modules: it may be imported and asked after with
+    ``isinstance``.
+
+    Raises:
+        ConfigurationError: later, where it is called or derived from.
+    """
+    module, _, name = path.rpartition(".")
+
+    def refuse(cls: type) -> NoReturn:
+        raise ConfigurationError(f"{cls.__bases__[0].__doc__}, which is not here: derive from what is public.")
+
+    members = {
+        "__module__": module,
+        "__doc__": f"{path} is a part of Lightning's inside",
+        "__init_subclass__": classmethod(refuse),
+    }
+    return _Inside(name, (), members)
