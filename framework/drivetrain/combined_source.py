@@ -107,16 +107,16 @@ def training_source(loaders: Any, **options: Any) -> BatchSource:
 
 
 def evaluation_sources(loaders: Any, **options: Any) -> list[BatchSource]:
-    """A source for each loader, to be read one after the other: of one loader, or a collection of them."""
+    """A source for each loader, to be read one after the other: of one loader, or a collection of them, which may hold
+    collections of loaders."""
     if loaders is None:
         return []
     if isinstance(loaders, CombinedLoader):
         if loaders.mode != "sequential":
             return [_at_once(loaders, options)]
         loaders = loaders.flattened
-    many = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
     if isinstance(loaders, Mapping) or _holds_loaders(loaders):
-        return [BatchSource(loader, **{**options, "index": i}) for i, loader in enumerate(many)]
+        return [BatchSource(loader, **{**options, "index": i}) for i, loader in enumerate(_within(loaders))]
     return [BatchSource(loaders, **options)]
 
 
@@ -128,9 +128,8 @@ def shown(loaders: Any, sources: list[BatchSource]) -> Any:
         return loaders.rebuilt(each)
     if all(one.shown is one.loader for source in sources for one in source.at_once or [source]):
         return loaders
-    if isinstance(loaders, Mapping):
-        return dict(zip(loaders, each, strict=True))
-    return each if _holds_loaders(loaders) else each[0]
+    held = isinstance(loaders, Mapping) or _holds_loaders(loaders)
+    return _as_nested(loaders, iter(each)) if held else each[0]
 
 
 def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
@@ -142,10 +141,40 @@ def _at_once(combined: CombinedLoader, options: dict[str, Any]) -> BatchSource:
     return made
 
 
+def _within(loaders: Any) -> list[Any]:
+    """The loaders of a collection, in its order, those of collections in it too."""
+    found = []
+    for item in loaders.values() if isinstance(loaders, Mapping) else loaders:
+        found += _within(item) if _nests(item) else [item]
+    return found
+
+
+def _as_nested(loaders: Any, each: Iterator[Any]) -> Any:
+    """What ``each`` gives, in the place of the loaders of a collection."""
+    if isinstance(loaders, Mapping):
+        return {name: _as_nested(item, each) if _nests(item) else next(each) for name, item in loaders.items()}
+    found = [_as_nested(item, each) if _nests(item) else next(each) for item in loaders]
+    return tuple(found) if isinstance(loaders, tuple) else found
+
+
+def _nests(item: Any) -> bool:
+    return isinstance(item, (Mapping, list, tuple)) and _holds_loaders(item)
+
+
 def _holds_loaders(loaders: Any) -> bool:
+    """Whether it is a collection of loaders, or of collections of such, and no loader itself (a list of batches). What
+    has a DataLoader in it is one: no batch has."""
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
-    return isinstance(loaders, Sequence) and len(loaders) > 0 and all(_is_loader(item) for item in loaders)
+    if not isinstance(loaders, (list, tuple)):
+        return isinstance(loaders, Sequence) and len(loaders) > 0 and all(_is_loader(item) for item in loaders)
+    return len(loaders) > 0 and (all(map(_is_loader, loaders)) or any(map(_has_a_data_loader, loaders)))
+
+
+def _has_a_data_loader(item: Any) -> bool:
+    if isinstance(item, (Mapping, list, tuple)):
+        return any(map(_has_a_data_loader, item.values() if isinstance(item, Mapping) else item))
+    return isinstance(item, DataLoader)
 
 
 def _is_loader(item: Any) -> bool:
