@@ -26,6 +26,7 @@ class MicroBatch:
         last: whether it is the loader's last batch of the epoch.
         indices: numbers of the samples in the data set where a sampler chose them, else None.
         even: whether every replica is known to have as many samples of it. All ranks know the same.
+        whole: fingerprint of the global batch, of an epoch's first that a stream gives whole; else 0.
     """
 
     batch: Any
@@ -37,6 +38,7 @@ class MicroBatch:
     last: bool = False
     indices: list[Any] | None = None
     even: bool = False
+    whole: float = 0.0
 
     @property
     def weight(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain.batch_fingerprint import fingerprint
 from drivetrain.batch_parts import part
 from drivetrain.loaders import reading_options
 from drivetrain.stateful_loader import Stateful
@@ -15,10 +16,12 @@ from drivetrain.strategy import Shard
 
 
 class Part(NamedTuple):
-    """A rank's part of a batch of ``total`` samples; None where it has none."""
+    """A rank's part of a batch of ``total`` samples, None where it has none; ``mark``: of the first that a process
+    makes, the fingerprint of all its samples."""
 
     total: int
     batch: Any
+    mark: float = 0.0
 
 
 class Collated:
@@ -31,10 +34,13 @@ class Collated:
 
     def __init__(self, collate: Callable[[list[Any]], Any], shard: Shard, whole_tail: bool) -> None:
         self.collate, self.shard, self.whole_tail = collate, shard, whole_tail
+        self._first = True
 
     def __call__(self, samples: list[Any]) -> Part:
+        mark = fingerprint(samples) if self._first else 0.0
+        self._first = False
         rows, _ = part(len(samples), self.shard, self.whole_tail)
-        return Part(len(samples), self.collate(samples[rows]) if rows.start < rows.stop else None)
+        return Part(len(samples), self.collate(samples[rows]) if rows.start < rows.stop else None, mark)
 
 
 def collates_a_stream(loader: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from drivetrain.batch_fingerprint import fingerprint
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.collated_part import Part
 from drivetrain.sample_orders import Noted
@@ -41,6 +42,9 @@ def rank_part(shard: Shard, whole_tail: bool, own: bool, loader: int, noted: Not
             batch, alike = batch.batch, batch.copies
         is_part = isinstance(batch, Part)
         total = batch.total if is_part else batch_size(batch, uncut=whole) or 1
+        mark = 0.0
+        if index == 0 and not whole:
+            mark = batch.mark if is_part else fingerprint(batch)
         if is_part:
             batch = batch.batch
         if whole:
@@ -51,7 +55,7 @@ def rank_part(shard: Shard, whole_tail: bool, own: bool, loader: int, noted: Not
             return None
         mine = batch if is_part or copies > 1 else take(batch, total, rows)
         even = is_even(total, shard, copies)
-        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, loader, last, None, even)
+        return MicroBatch(mine, index, rows.stop - rows.start, total, copies, loader, last, None, even, mark)
 
     return cut
 

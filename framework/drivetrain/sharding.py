@@ -147,6 +147,7 @@ class BatchSource:
         self.combined: Any = None  # what these were given as
         self.inner = False  # whether it is one of several that are read at once, whose collections are a source
         self.compared = False  # whether ranks looked if they read the same
+        self.mark = 0.0  # fingerprint of the first batch that an evaluation read whole, of a stream that is split here
         # Lightning takes what a loader says of its length for a guess. Ranks of which each reads its own agree on the
         # end of an epoch's training (drivetrain.loops.windows), and wait for no other's batch in an evaluation, but for
         # that of sharded parameters.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,6 +150,53 @@ def test_training_ends_with_the_shortest_stream(limit: int | None, strategy: str
 def test_different_streams_are_refused_where_they_should_be_one() -> None:
     with pytest.raises(WorkerError, match=r"read different streams.*batch=per_process"):
         train(Line, "ddp", 2, data=DataLoader(Stream(), batch_size=2))
+
+
+class Dealt(IterableDataset[Any]):
+    """Of 24 rows every second, as data sets that split themselves give them; all of them where ``whole``."""
+
+    def __init__(self, whole: bool, plain: bool) -> None:
+        self.whole, self.plain = whole, plain
+
+    def __iter__(self) -> Iterator[Any]:
+        first, step = (0, 1) if self.whole else (torch.distributed.get_rank(), 2)
+        return iter([row.numpy() if self.plain else row for row in rows(24)[first::step]])
+
+
+class Counted(Dealt):
+    def __len__(self) -> int:
+        return 24 if self.whole else 12
+
+
+class Told(Line):
+    """Writes to a file what is warned of."""
+
+    def __init__(self, said: Path) -> None:
+        super().__init__()
+        self.said = said
+
+    def on_fit_start(self) -> None:
+        warnings.showwarning = lambda message, *rest: print(message, file=self.said.open("a"))  # type: ignore[assignment]
+        warnings.simplefilter("always")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("v", batch.mean())
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("kind", [Dealt, Counted])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_stream_that_splits_itself_is_told_where_it_should_be_one(
+    strategy: str, kind: type[Dealt], plain: bool, tmp_path: Path
+) -> None:
+    """Each rank would train on a part of its part, and nobody would see."""
+    for whole in (False, True):
+        said = tmp_path / str(whole)
+        loaders = [DataLoader(kind(whole, plain), batch_size=4) for _ in range(2)]
+        train(lambda: Told(said), strategy, 2, data=loaders[0], validation=loaders[1], max_epochs=2)  # noqa: B023
+        told = said.read_text() if said.exists() else ""
+        for use in ("trains on", "evaluates"):
+            assert told.count(f"the ranks read different streams, and each {use}") == (not whole)
 
 
 @pytest.mark.parametrize("on_step", [False, True])

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain.batch_fingerprint import fingerprint
 from drivetrain.errors import WorkerError
-from drivetrain.loops.windows import fingerprint
 from tests.runs import Classifier, dataset, difference, train
 
 TENSOR = {"name": "mesh", "data": 2, "shard": 1, "tensor": 2}

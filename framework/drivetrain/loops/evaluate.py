@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain import metric_states, stage_data
+from drivetrain.batch_fingerprint import tell_of_unlike
 from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import MisuseError, note_place
@@ -231,6 +232,13 @@ class EvaluateLoop(EvaluationNames):
             )
             trainer.published.publish(so_far.only(shown).joined(objects), step=0, write=False)
 
+    def _tell_of_unlike(self, found: list[list[float]]) -> None:
+        """Of ranks that read different streams, each a part of its own: once for each loader."""
+        for source, marks in zip(self.sources, zip(*found, strict=True), strict=True):
+            if self.trainer.is_global_zero and not source.compared and all(marks):
+                source.compared = True
+                tell_of_unlike(marks, "evaluates")
+
     def _loader(self, source: BatchSource, limit: int | None) -> None:
         trainer, stage, metrics = self.trainer, self.stage, self.metrics
         hooks, strategy, module = trainer.hooks, trainer.strategy, trainer.lightning_module
@@ -239,6 +247,8 @@ class EvaluateLoop(EvaluationNames):
         loader = (source.index,) if len(self.sources) > 1 else ()
         found = False
         for micro in source:
+            if not found:
+                source.mark = micro.whole
             found = True
             if limit is not None and micro.index >= limit:
                 break
@@ -290,7 +300,9 @@ class EvaluateLoop(EvaluationNames):
         for batch, values in metrics.steps_by_batch(self._written).items():
             columns |= {f"{batch}\n{name}": column for name, column in values.items()}
         signal = signals.pending()
-        exchange = metrics.exchange({} if signal else columns, (float(signal or 0), 0.0, 0.0, 0.0))
+        marks = [source.mark for source in self.sources]
+        exchange = metrics.exchange({} if signal else columns, (float(signal or 0), 0.0, 0.0, 0.0, *marks))
+        self._tell_of_unlike([flags[4:] for flags in exchange.flags])
         raised = [int(flags[0]) for flags in exchange.flags if flags[0]]
         if raised:
             raise Abandoned(raised[0])

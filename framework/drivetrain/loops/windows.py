@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from drivetrain.batch_fingerprint import fingerprint, tell_of_unlike
 from drivetrain.errors import TrainingError
 from drivetrain.sharding import BatchSource, MicroBatch
 
@@ -60,7 +59,9 @@ class Windows:
         self.agrees = (source.uncounted or source.own_stream) and source.shard.size > 1
         one_by_one = source.counted or source.natural
         self.ahead = not fit.same_weight or accumulate == 1 or source.shard.size > 1 or not one_by_one
-        if fit.strategy.communicator.world_size > source.shard.size and not (self.agrees and source.own_stream):
+        self.common = source.stream and not source.own_stream and source.shard.size > 1
+        together = fit.strategy.communicator.world_size > source.shard.size
+        if (together and not (self.agrees and source.own_stream)) or self.common:
             self.reader = self._looked_at(self.reader)
 
     def __iter__(self) -> Iterator[Window]:
@@ -115,13 +116,17 @@ class Windows:
             yield Window(batches, total)
 
     def _looked_at(self, reader: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """``reader``, of whose first batch in a run ranks that compute each batch together look whether it is one."""
+        """``reader``, of whose first batch in a run ranks that compute each batch together look whether it is one, and
+        those that keep parts of it whether they read the same stream."""
         if self.start == 0 and not self.source.compared:
             self.source.compared = True
             first, strategy = next(reader, None), self.fit.strategy
             mark = 0.0 if first is None else fingerprint(first.batch)
-            mine = torch.tensor([strategy.data.rank, mark], dtype=torch.float64, device=strategy.device)
-            one_of_each([row.tolist() for row in strategy.gather(mine)])
+            whole = 0.0 if first is None or not self.common else first.whole
+            mine = torch.tensor([strategy.data.rank, mark, whole], dtype=torch.float64, device=strategy.device)
+            rows = one_of_each([row.tolist() for row in strategy.gather(mine)])
+            if strategy.communicator.rank == 0:
+                tell_of_unlike([row[1] for row in rows], "trains on")
             if first is not None:
                 yield first
         yield from reader
@@ -180,32 +185,3 @@ def one_of_each(gathered: list[list[float]]) -> list[list[float]]:
                 " its part by trainer.strategy.data.rank, which is the same on both, not by the rank of the process."
             )
     return [row for _, row in found.values()]
-
-
-def fingerprint(batch: Any) -> float:
-    """A number that different batches hardly share: of their tensors' values and places."""
-    total = 0.0
-    for leaf in tree_leaves(batch):
-        for tensor in _strided(leaf) if isinstance(leaf, torch.Tensor) else ():
-            if tensor.numel() and not tensor.is_complex():
-                flat = tensor.detach().reshape(-1).double()
-                places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-                total += float((flat * places).sum())
-    return total if math.isfinite(total) else 0.0
-
-
-def _strided(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The ordinary tensors that ``tensor`` is made of: of a sparse one the indices and the values."""
-    if tensor.is_nested:
-        return tensor.unbind()
-    if tensor.is_quantized:
-        return [tensor.int_repr()]
-    if tensor.is_mkldnn:
-        return [tensor.to_dense()]
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return [tensor]
