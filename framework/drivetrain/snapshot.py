@@ -54,7 +54,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         state = {"module": module.state_dict()}
     elif trainer.handed_over:  # the workers had the rest and are gone
         state = {"module": module.state_dict()}
-        if not weights_only and trainer.left_state is None:
+        if not weights_only and trainer.left_state is None and trainer.fitted:
             warnings.warn(
                 "the workers have ended and left the weights only: the checkpoint holds the weights and no states of"
                 " optimizers, so training cannot go on from it; save within the run"
@@ -86,6 +86,11 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         here = {state_name(c): c.state_dict() for c in trainer.callbacks if state_name(c) in left["callbacks"]}
         shared |= left | {"callbacks": left["callbacks"] | here}  # some are of callbacks that only the workers had
         own = layout.unpack(by_workers.owns[0])
+    if fit is None and not trainer.fitted and trainer.meanings.checkpoint == "file":
+        shared |= {"loops": loop_state.of_none(), "run": snapshot_file.facts(trainer)}
+        if not weights_only:
+            shared |= {"optimizer_states": [], "precision": {}, "lr_schedulers": []}
+            shared["callbacks"] = {state_name(c): s for c in trainer.callbacks if (s := c.state_dict())}
     gather = trainer.strategy.communicator.all_gather_plain
     if resumable:
         assert fit is not None
@@ -280,7 +285,8 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     trainer.hooks.of_callbacks("before_restore", shared)
     shared = snapshot_file.native(trainer, shared) if loaded.meta.get("layout") == "file" else shared
     state = {"module": shared["state_dict"], "optimizers": shared["optimizer_states"], "precision": shared["precision"]}
-    if len(state["optimizers"]) != len(fit.optimizers):
+    untrained = not state["optimizers"] and shared["loops"]["global_step"] == 0  # saved before any optimizer was made
+    if len(state["optimizers"]) != len(fit.optimizers) and not untrained:
         raise CheckpointError(
             f"the checkpoint has {len(state['optimizers'])} optimizers, the module configures {len(fit.optimizers)}:"
             " configure the same or load the weights only."

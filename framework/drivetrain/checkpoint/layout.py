@@ -66,6 +66,7 @@ def compose(shared: Mapping[str, Any], owns: list[torch.Tensor], strategy: str) 
             content["lr_schedulers"] = list(shared["lr_schedulers"])
             if scaler := shared["precision"].get("scaler"):
                 content[SCALER] = scaler
+        if "metrics" in shared:  # else nothing was trained, and the file is as Lightning's
             ours |= {
                 "world_size": len(owns),
                 "own": owns,

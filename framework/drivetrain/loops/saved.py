@@ -33,6 +33,12 @@ def state_of(fit: FitLoop) -> dict[str, Any]:
     }
 
 
+def of_none() -> dict[str, Any]:
+    """The counters where no fit has begun, as far as a file in Lightning's layout has them."""
+    counts = dict.fromkeys(("epoch", "batch", "global_step", "optimizer_steps", "batches_seen"), 0)
+    return {**counts, "validated": False, "ended": False, "is_last_batch": False}
+
+
 def restore(fit: FitLoop, state: dict[str, Any]) -> None:
     """Let ``fit`` go on from what :func:`state_of` said."""
     fit.epoch, fit.batch, fit.global_step = state["epoch"], state["batch"], state["global_step"]
