@@ -17,6 +17,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from drivetrain.stateful_loader import Stateful
+
+_TORCHS = ("torch", "torchdata")
+
 
 def in_order(loader: Any) -> Any:
     """A shuffled loader over its data set in order."""
@@ -62,7 +66,27 @@ def _drawn(loader: Any) -> bool | None:
 def _is_torchs(sampler: Any, kind: type) -> bool:
     """Whether it is torch's ``kind`` of sampler, or torchdata's, and not a project's."""
     found = type(sampler)
-    return found.__name__ == kind.__name__ and found.__module__.partition(".")[0] in ("torch", "torchdata")
+    return found.__name__ == kind.__name__ and found.__module__.partition(".")[0] in _TORCHS
+
+
+def has_sampler_of_its_own(loader: Any) -> bool:
+    """Whether what chooses the samples of ``loader`` is a class of the project's; not where it iterates in a way of its
+    own, or says itself where it stands."""
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+        return False
+    if isinstance(loader.dataset, IterableDataset) or isinstance(loader, Stateful):
+        return False
+    found = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    chosen = (found, getattr(found, "sampler", None))
+    return any(one is not None and type(one).__module__.partition(".")[0] not in _TORCHS for one in chosen)
+
+
+def read_by(loader: DataLoader[Any], sampler: Any) -> DataLoader[Any]:
+    """A loader of the same class and attributes whose batches, or samples where it makes none, ``sampler`` chooses."""
+    found = copy.copy(loader)
+    name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+    vars(found).update({name: sampler, "_iterator": None})  # as in ``with_sampler``
+    return found
 
 
 def _seed(loader: Any, seed: int) -> int:

@@ -77,6 +77,26 @@ class ShardedBatches:
                 yield [(self.epoch, i) for i in mine] if self.seeded else mine
 
 
+class OfRun:
+    """A sampler of the project's that deals out the samples by itself: it draws the run's numbers, the same on all
+    ranks, for each takes its part of one order."""
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self.sampler_read, self.seed = sampler, seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(PrivateRandom(self.sampler_read, mix(self.seed, self.epoch)))
+
+    def __len__(self) -> int:
+        return len(self.sampler_read)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "sampler_read":
+            raise AttributeError(name)
+        return getattr(self.sampler_read, name)
+
+
 class Dealt:
     """The samples of each batch as a DistributedSampler deals them out: rank r has the r-th of every ``size``."""
 

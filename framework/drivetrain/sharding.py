@@ -20,12 +20,21 @@ from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.collated_part import collates_a_stream, parted
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
 from drivetrain.loader_processes import Watched, watched
-from drivetrain.loaders import dealt_by_itself, dealt_to, dealt_to_one, is_dealt, reading_options, with_last_batch
+from drivetrain.loaders import (
+    dealt_by_itself,
+    dealt_to,
+    dealt_to_one,
+    has_sampler_of_its_own,
+    is_dealt,
+    read_by,
+    reading_options,
+    with_last_batch,
+)
 from drivetrain.loaders import in_order as read_in_order
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part, sized
 from drivetrain.resharded import Resharded, can_be_resharded, resharded
-from drivetrain.sample_orders import Dealt, EpochOrder, Noted, ShardedBatches
+from drivetrain.sample_orders import Dealt, EpochOrder, Noted, OfRun, ShardedBatches
 from drivetrain.stateful_loader import Places, Stateful
 from drivetrain.strategy import Shard
 
@@ -139,6 +148,11 @@ class BatchSource:
         readable = self._sampler is None and isinstance(loader, Stateful)
         self._places = Places(loader) if readable else None
         self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
+        self._of_run: OfRun | None = None
+        if self.own_stream and not self.natural and has_sampler_of_its_own(loader):
+            sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+            self._of_run = OfRun(sampler, mix(seed, 2 * index + training))
+            self.reader = read_by(loader, self._of_run)
         if reshard and not self.natural and collates_a_stream(loader):
             self.reader = parted(loader, Shard(0, 1) if self.own_stream else shard, self.whole_tail)
         self.reader = watched(self.reader)
@@ -188,8 +202,9 @@ class BatchSource:
         self.epoch = epoch
         if self._order is not None:
             self._order.epoch = epoch
-        if self._sampler is not None:
-            self._sampler.epoch = epoch
+        for sampler in (self._sampler, self._of_run):
+            if sampler is not None:
+                sampler.epoch = epoch
         if self._shown is not None:
             self._shown.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
         for source in self.at_once:
@@ -344,6 +359,8 @@ class BatchSource:
         self.seed = seed
         if self._resharded is not None:
             self._resharded.reseed(seed)
+        if self._of_run is not None:
+            self._of_run.seed = mix(seed, 2 * self.index + self.training)
         for source in self.at_once:
             source.reseed(seed)
 
