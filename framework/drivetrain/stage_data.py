@@ -29,17 +29,15 @@ def empty(which: str, source: BatchSource, loaders: int) -> str:
 
 
 def loader_of(request: Request, which: str) -> Any:
-    """The loader or the hook that makes it, or None."""
+    """The loader or the hook that makes it, or None. Where there is a data module, it makes all of them, or there is no
+    such data: the module's hooks are for runs without one."""
     given = request.loaders.get(which)
     if given is not None:
         return given
-    for owner in (request.datamodule, request.module):
-        if owner is not None:
-            name = f"{which}_dataloader"
-            if name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name):
-                found = getattr(owner, name)
-                if found is not None:  # which says that there is no such data
-                    return found
+    owner: Any = request.module if request.datamodule is None else request.datamodule
+    name = f"{which}_dataloader"
+    if name in vars(owner) or getattr(type(owner), name) is not getattr(DataHooks, name):
+        return getattr(owner, name)  # None says that there is no such data
     return None
 
 

@@ -254,10 +254,47 @@ def loaders_that_a_schedule_counts(L: Any, folder: Path) -> Any:
     def asked(self: Any) -> Any:
         source = self.trainer.fit_loop._data_source
         answers.append((source.is_defined(), len(source.dataloader())))
+        for one in (
+            source,
+            self.trainer.fit_loop.epoch_loop.val_loop._data_source,
+            self.trainer.test_loop._data_source,
+        ):
+            owners = [self.trainer.datamodule, self, *loaders]
+            answers.append((one.name, one.is_module(), [one.instance is owner for owner in owners]))
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    for given in (loader(), Data()):
-        trainer_of(L).fit(module_of(L, configure_optimizers=asked), given)
+    loaders = [loader(), loader(8)]
+    answers.append((trainer_of(L).fit_loop._data_source.instance, trainer_of(L).fit_loop._data_source.is_module()))
+    for given in (loaders[0], Data()):
+        for validation in (None, loaders[1]) if given is loaders[0] else (None,):
+            trainer_of(L).fit(module_of(L, configure_optimizers=asked), given, validation)
+    trainer_of(L).fit(module_of(L, configure_optimizers=asked, train_dataloader=lambda self: loader(8)))
+    return answers
+
+
+@question
+def loaders_of_a_module_beside_a_data_module(L: Any, folder: Path) -> Any:
+    """They are for runs without one."""
+
+    class Data(L.LightningDataModule):  # type: ignore[misc, name-defined]
+        def train_dataloader(self) -> Any:
+            return loader(8)
+
+    def validated(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("v", self.net(batch[0]).sum())
+
+    answers = []
+    for data in (None, Data()):
+        module = module_of(
+            L,
+            train_dataloader=lambda self: loader(),
+            val_dataloader=lambda self: loader(),
+            test_dataloader=lambda self: loader(),
+            validation_step=validated,
+        )
+        trainer = trainer_of(L)
+        trainer.fit(module, datamodule=data)
+        answers.append((trainer.num_training_batches, trainer.num_val_batches, sorted(trainer.callback_metrics)))
     return answers
 
 

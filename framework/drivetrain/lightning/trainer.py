@@ -16,7 +16,6 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
-from drivetrain import stage_data
 from drivetrain.arguments import by_name, unknown_argument
 from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
@@ -300,9 +299,7 @@ class Trainer(drivetrain.trainer.Trainer):
         return self._no_loop_of(stage, data)
 
     def _no_loop_of(self, stage: str, data: str) -> NoEvaluation:
-        # Before anything is known of a module and its data, Lightning takes it that there are some.
-        defined = self.request is None or stage_data.loader_of(self.request, data) is not None
-        return NoEvaluation(defined, self.progress_of(stage))
+        return NoEvaluation(self, data, self.progress_of(stage))
 
     @property
     def log_dir(self) -> str | None:

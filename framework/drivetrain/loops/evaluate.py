@@ -119,7 +119,7 @@ class EvaluateLoop(EvaluationNames):
         sources: list[BatchSource] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self.trainer, self.stage = trainer, stage
+        self.trainer, self.stage, self.reads = trainer, stage, "test" if stage == "test" else "val"
         self.batch_progress = progress or Progress()
         self.metrics: Metrics = trainer.new_metrics()
         self._gone_on_from: dict[int, int] = {}
@@ -398,6 +398,8 @@ class PredictLoop(EvaluationNames):
         keeps: whether the predictions of the batch at hand count here; another rank has the same otherwise.
         batch_progress: counts of batches of all loaders: ``current`` in this prediction, ``total`` with earlier ones.
     """
+
+    reads = "predict"
 
     def __init__(
         self,

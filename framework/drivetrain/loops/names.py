@@ -69,37 +69,47 @@ class Progress:
         self.is_last_batch = state["is_last_batch"]
 
 
-@dataclass
 class DataSource:
-    """What a loop reads: whether there is anything."""
+    """Where a loop's data come from, to be asked in a stage's first hooks: as projects count an epoch's batches for a
+    schedule.
 
-    defined: bool
+    Args:
+        which: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+    """
 
-    def is_defined(self) -> bool:
-        return self.defined
+    def __init__(self, trainer: Trainer, which: str) -> None:
+        self._trainer, self._which = trainer, which
+        self.name = f"{which}_dataloader"
 
-
-class TrainingSource:
-    """What a fit reads, to be asked in its first hooks: as projects count an epoch's batches for a schedule."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    def is_defined(self) -> bool:
-        """Whether there is training data; so it is taken where nothing is known of a fit yet."""
+    @property
+    def instance(self) -> Any:
+        """The loaders that the stage was given, or the data module or module that makes them; None before any stage."""
         request = self._trainer.request
-        return request is None or stage_data.loader_of(request, "train") is not None
+        found = None if request is None else stage_data.loader_of(request, self._which)
+        if request is None or found is request.loaders.get(self._which) is not None:
+            return found
+        return request.module if request.datamodule is None else request.datamodule
+
+    def is_module(self) -> bool:
+        """Whether a data module or module makes the loaders, if there are any."""
+        request, instance = self._trainer.request, self.instance
+        return request is not None and any(instance is one for one in (request.datamodule, request.module))
+
+    def is_defined(self) -> bool:
+        """Whether there are such data; so it is taken where nothing is known of a stage yet."""
+        request = self._trainer.request
+        return request is None or stage_data.loader_of(request, self._which) is not None
 
     def dataloader(self) -> Any:
         """The loaders, made by the hook where they come from one.
 
         Raises:
-            ConfigurationError: no fit has begun, so that there is nothing to ask.
+            ConfigurationError: no stage has begun, or it has no such data, so that there is nothing to ask.
         """
         request = self._trainer.request
-        made = None if request is None else stage_data.loader_of(request, "train")
+        made = None if request is None else stage_data.loader_of(request, self._which)
         if made is None:
-            raise ConfigurationError("there is no training data to ask for before a fit: ask within one, in a hook.")
+            raise ConfigurationError(f"there is no {self.name} to ask for: ask within a stage that has one, in a hook.")
         return made() if callable(made) and not hasattr(made, "__iter__") else made
 
 
@@ -135,11 +145,14 @@ class EvaluationNames:
             those of the Trainer's stage or, within a fit, of the epoch.
     """
 
-    _data_source = DataSource(True)
-
     trainer: Trainer
+    reads: str  # which data
     sources: list[BatchSource]
     batch_progress: Progress
+
+    @property
+    def _data_source(self) -> DataSource:
+        return DataSource(self.trainer, self.reads)
 
     @property
     def max_batches(self) -> list[int | float]:
@@ -157,12 +170,12 @@ class NoEvaluation:
     """Stands for an evaluation, or a prediction, where none is made.
 
     Args:
-        defined: whether there is data for it.
+        which: data it would read.
         progress: what earlier ones have counted.
     """
 
-    def __init__(self, defined: bool = False, progress: Progress | None = None) -> None:
-        self._data_source = DataSource(defined)
+    def __init__(self, trainer: Trainer, which: str, progress: Progress | None = None) -> None:
+        self._data_source = DataSource(trainer, which)
         self.batch_progress = progress or Progress()
         self.predictions: list[Any] = []
 
@@ -313,8 +326,8 @@ class LoopNames:
         return ScheduleProgress()
 
     @property
-    def _data_source(self) -> TrainingSource:
-        return TrainingSource(self.trainer)
+    def _data_source(self) -> DataSource:
+        return DataSource(self.trainer, "train")
 
     @property
     def max_batches(self) -> int | float:
@@ -341,7 +354,7 @@ class LoopNames:
     @property
     def val_loop(self) -> Any:
         """What validates within the fit."""
-        return self.trainer.validation or NoEvaluation()
+        return self.trainer.validation or NoEvaluation(self.trainer, "val")
 
     @property
     def epoch_loop(self) -> Self:
