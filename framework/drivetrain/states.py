@@ -47,9 +47,9 @@ class TrainerStatus(StrEnum):
 class TrainerState:
     """What a Trainer is doing now; ``fn`` and ``stage`` are None before its first call."""
 
-    status: TrainerStatus
-    fn: TrainerFn | None
-    stage: RunningStage | None
+    status: TrainerStatus = TrainerStatus.INITIALIZING
+    fn: TrainerFn | None = None
+    stage: RunningStage | None = None
 
     @property
     def finished(self) -> bool:

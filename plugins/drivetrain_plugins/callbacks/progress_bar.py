@@ -54,6 +54,9 @@ class RichProgressBarTheme:
     metrics_format: str = ".4f"
 
 
+_THEME = RichProgressBarTheme()  # what a configuration shows where none is given
+
+
 class RichProgressBar(ProgressBar):
     """On the first worker only: a bar for the epoch with steps, steps per second and the metrics logged with
     ``prog_bar=True``; validation, test and prediction as bars below it.
@@ -87,7 +90,7 @@ class RichProgressBar(ProgressBar):
         self,
         refresh_rate: int = 1,
         leave: bool = False,
-        theme: RichProgressBarTheme | None = None,
+        theme: RichProgressBarTheme | None = _THEME,
         console_kwargs: dict[str, Any] | None = None,
         interval: float = 0.1,
         console: Console | None = None,
@@ -95,7 +98,7 @@ class RichProgressBar(ProgressBar):
         self._refresh_rate = refresh_rate
         self._interval = interval
         self._leave = leave
-        self.theme = RichProgressBarTheme() if theme is None else theme
+        self.theme = RichProgressBarTheme() if theme is None or theme is _THEME else theme
         self._console_kwargs = console_kwargs or {}
         self._given = console
         self._console: Console | None = console

@@ -16,9 +16,14 @@ class CSVLogger(csv.CSVLogger):
     line_end = "\r\n"
 
     def __init__(
-        self, save_dir: str | os.PathLike[str], name: str | None = "lightning_logs", *args: Any, **kwargs: Any
+        self,
+        save_dir: str | os.PathLike[str],
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        prefix: str = "",
+        flush_logs_every_n_steps: int = 100,
     ) -> None:
-        super().__init__(save_dir, name, *args, **kwargs)
+        super().__init__(save_dir, name, version, prefix, flush_logs_every_n_steps)
 
     def _get_next_version(self) -> int:
         """By Lightning's name, for loggers that derive from this one."""
@@ -30,9 +35,17 @@ class TensorBoardLogger(tensorboard.TensorBoardLogger):
     ``hparams.yaml`` stays what was written first."""
 
     def __init__(
-        self, save_dir: str | os.PathLike[str], name: str | None = "lightning_logs", *args: Any, **kwargs: Any
+        self,
+        save_dir: str | os.PathLike[str],
+        name: str | None = "lightning_logs",
+        version: int | str | None = None,
+        log_graph: bool = False,
+        default_hp_metric: bool = True,
+        prefix: str = "",
+        sub_dir: str | os.PathLike[str] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(save_dir, name, *args, **kwargs)
+        super().__init__(save_dir, name, version, log_graph, default_hp_metric, prefix, sub_dir, **kwargs)
 
     @first_worker_only
     def save(self) -> None:
