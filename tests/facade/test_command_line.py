@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,18 @@ def test_class_paths_in_environment_variables(monkeypatch: pytest.MonkeyPatch) -
     options: dict[str, Any] = {"parser_kwargs": {"default_env": True}, "seed_everything_default": False}
     line = cli.LightningCLI(run=False, args=["--trainer.accelerator=cpu"], **options)
     assert type(line.model) is L.demos.DemoModel and line.trainer.logger is None
+
+
+@pytest.mark.parametrize("path", ["shows.Shown", "shows.within.Holder.Shown"])
+def test_a_class_that_another_package_shows_is_remembered_by_that_path(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shows", "shows.within"):
+        module = types.ModuleType(name)
+        module.Shown, module.Holder = Inner, types.SimpleNamespace(Shown=Inner)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    model = made(f"--model={path}", "--model.size=7", model_class=BoringModel, subclass_mode_model=True).model
+    assert type(model) is Inner and dict(model.hparams)["_class_path"] == path
 
 
 def test_each_module_remembers_what_it_was_made_of() -> None:

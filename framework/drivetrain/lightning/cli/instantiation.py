@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -110,7 +111,7 @@ def remembering(key: str, configuration: Callable[[], Any]) -> Callable[..., Any
             if path and not head.strip("."):
                 _put(given_as, path.split("."), value)
         if "class_path" in given_as:
-            if given_as["class_path"] not in _paths(class_type):  # one that is nested in it
+            if not _leads_to(given_as["class_path"], class_type):  # one that is nested in it
                 return class_type(*args, **kwargs)
             inner = {**(given_as.get("init_args") or {}), **(given_as.get("dict_kwargs") or {})}
             given_as = {"_class_path": given_as["class_path"], **inner}
@@ -131,7 +132,14 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
     values[path[-1]] = value
 
 
-def _paths(kind: type) -> set[str]:
-    """The paths that lead to ``kind``: each package above its module may have its name as well."""
-    parts = [*kind.__module__.split("."), kind.__qualname__]
-    return {".".join([*parts[:count], kind.__qualname__]) for count in range(1, len(parts))}
+def _leads_to(path: str, kind: type) -> bool:
+    """Whether ``path``, which jsonargparse has imported, is one of ``kind``: packages may show what others define."""
+    module, _, name = class_paths.ours(path).rpartition(".")
+    names = [name]
+    while module and module not in sys.modules:  # a class within a class
+        module, _, name = module.rpartition(".")
+        names.insert(0, name)
+    found: Any = sys.modules.get(module)
+    for name in names:
+        found = getattr(found, name, None)
+    return found is kind
