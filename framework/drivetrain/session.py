@@ -38,7 +38,7 @@ from drivetrain.loops.fit import FitLoop
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs
-from drivetrain.states import TrainerFn
+from drivetrain.states import RunningStage, TrainerFn
 from drivetrain.transfer import batch_transfer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             phase.current.name = phase.SETUP
             for callback in trainer.callbacks:
                 callback._log_to(None)
-            trainer.training = trainer.evaluating = trainer.predicting = trainer.sanity_checking = False
+            trainer.doing = None
 
 
 @contextmanager
@@ -143,8 +143,7 @@ def _attach(trainer: Trainer, request: Request) -> None:
         request.datamodule.trainer = trainer
     trainer.stage = request.stage
     trainer._read_elsewhere = {}
-    trainer.training, trainer.predicting = request.stage == "fit", request.stage == "predict"
-    trainer.evaluating = request.stage in ("validate", "test")
+    trainer.doing = RunningStage("train" if request.stage == "fit" else request.stage)
     trainer.request = request
     if request.stage == "fit":
         if trainer.loop is not None:  # what is shown until this fit asks for its data
@@ -349,7 +348,7 @@ def _sanity_check(trainer: Trainer) -> None:
     steps = trainer.num_sanity_val_steps
     if trainer.validation is None or steps == 0:
         return
-    trainer.training, trainer.sanity_checking, trainer.evaluating = False, True, True
+    trainer.sanity_checking = True
     with rng.kept():
         trainer.hooks.of_callbacks("on_sanity_check_start")
         validation = stage_data.validation(trainer)
@@ -361,7 +360,7 @@ def _sanity_check(trainer: Trainer) -> None:
     with nullcontext() if validation is None else validation.shown():
         trainer.hooks.of_callbacks("on_sanity_check_end")
     trainer.progress_of("fit").reset()
-    trainer.training, trainer.sanity_checking, trainer.evaluating = True, False, False
+    trainer.training = True
     trainer.published.forget()
 
 

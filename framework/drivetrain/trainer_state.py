@@ -38,14 +38,37 @@ if TYPE_CHECKING:
     from drivetrain.transfer import Transfer
 
 
+def _during(stage: RunningStage) -> property:
+    """Whether ``stage`` is running. Callbacks that evaluate by themselves set it, and False leaves it only where it is
+    that one, as in Lightning."""
+
+    def get(trainer: TrainerState) -> bool:
+        return trainer.doing is stage
+
+    def put(trainer: TrainerState, running: bool) -> None:
+        if running:
+            trainer.doing = stage
+        elif trainer.doing is stage:
+            trainer.doing = None
+
+    return property(get, put)
+
+
 class TrainerState(Configuration):
     """A Trainer's state and the read-only view of it; :class:`drivetrain.Trainer` derives from it."""
+
+    doing: RunningStage | None
+    training = _during(RunningStage.TRAINING)
+    sanity_checking = _during(RunningStage.SANITY_CHECKING)
+    validating = _during(RunningStage.VALIDATING)
+    testing = _during(RunningStage.TESTING)
+    predicting = _during(RunningStage.PREDICTING)
 
     def _fresh_state(self) -> None:
         """As it is before the first run."""
         self.status = "idle"
         self.stage: str | None = None
-        self.training = self.evaluating = self.predicting = self.sanity_checking = False
+        self.doing = None
         self.fitted = False
         self.should_stop = False
         self.stop_wish: str | None = None
@@ -238,12 +261,9 @@ class TrainerState(Configuration):
         return next((c for c in self.callbacks if c.shows_progress), None)
 
     @property
-    def validating(self) -> bool:
-        return self.evaluating and self.stage in ("fit", "validate") and not self.sanity_checking
-
-    @property
-    def testing(self) -> bool:
-        return self.evaluating and self.stage == "test"
+    def evaluating(self) -> bool:
+        """Whether it validates, tests or checks before training that validation runs."""
+        return self.doing is not None and self.doing.evaluating
 
     @property
     def interrupted(self) -> bool:
@@ -260,15 +280,8 @@ class TrainerState(Configuration):
     def state(self) -> states.TrainerState:
         """What is being done, in Lightning's words."""
         fn = TrainerFn(self.stage) if self.stage else None
-        stage = None
-        if self.sanity_checking:
-            stage = RunningStage.SANITY_CHECKING
-        elif self.evaluating or self.predicting:
-            stage = RunningStage("validate" if self.stage in ("fit", None) else self.stage)
-        elif self.training:
-            stage = RunningStage.TRAINING
         words = {"idle": "initializing", "running": "running", "interrupted": "interrupted", "failed": "interrupted"}
-        return states.TrainerState(TrainerStatus(words.get(self.status, "finished")), fn, stage)
+        return states.TrainerState(TrainerStatus(words.get(self.status, "finished")), fn, self.doing)
 
     @property
     def is_last_batch(self) -> bool:

@@ -712,3 +712,33 @@ def test_the_folder_of_a_projects_own_logger_is_where_it_saves(L: Any, tmp_path:
     csv = loggers.CSVLogger(str(tmp_path), name="a", version=3)
     assert trainer(L, tmp_path, logger=csv).log_dir == str(tmp_path / "a" / "version_3")
     assert trainer(L, tmp_path, logger=False).log_dir == str(tmp_path)
+
+
+@both
+@pytest.mark.parametrize("name", ["training", "validating", "testing", "predicting", "sanity_checking"])
+def test_what_a_trainer_is_doing_can_be_set(L: Any, name: str, tmp_path: Path) -> None:
+    at_hand = trainer(L, tmp_path)
+    for value in (True, False):
+        setattr(at_hand, name, value)
+        assert getattr(at_hand, name) is value is (at_hand.state.stage is not None)
+        assert at_hand.evaluating is (value and name not in ("training", "predicting"))
+    at_hand.training = True
+    setattr(at_hand, "predicting", False)  # noqa: B010  (leaves what is not predicting)
+    assert at_hand.training
+    with pytest.raises(AttributeError):
+        at_hand.evaluating = True
+
+
+@both
+def test_a_callback_may_evaluate_within_a_fit(L: Any, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Evaluating(L.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            trainer.testing = True
+            seen.append((trainer.training, trainer.evaluating, trainer.state.stage.value))
+            trainer.training = True
+
+    at_hand = trainer(L, tmp_path, callbacks=[Evaluating()])
+    at_hand.fit(module(L), loader())
+    assert set(seen) == {(False, True, "test")} and len(seen) == at_hand.global_step

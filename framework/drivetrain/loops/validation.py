@@ -83,7 +83,7 @@ class Validations:
         self.validated_at = fit.batch
         self.done = True  # before its end hooks run: a checkpoint made in them must not validate again
         trainer.published.keep()  # of the training step; those of the same name that are logged now stay over them
-        trainer.training, trainer.evaluating = False, True
+        trainer.validating = True
         # Gradients of an incomplete window are kept; a module that optimises by hand may be accumulating.
         if fit.between_steps and (fit.optimization.stepped or fit.module.automatic_optimization):
             fit.hooks.of_module("on_validation_model_zero_grad")
@@ -92,7 +92,7 @@ class Validations:
             loop = self._loop()
             if loop is not None:
                 loop.run()
-            trainer.training, trainer.evaluating = True, False
+            trainer.training = True
             torch.set_grad_enabled(True)
         except Abandoned as stop:
             self.done = False
