@@ -8,15 +8,16 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that YAML 1.2 takes for a number and YAML 1.1 does not (``1e-4``): OmegaConf and jsonargparse read
-    the former, PyYAML the latter."""
+    """Quotes a text that YAML 1.2 takes for a number and PyYAML does not (``1e-4``), as OmegaConf and jsonargparse read
+    the former, and the letters that YAML 1.1 takes for yes and no, where PyYAML does not."""
 
 
 def _represented(dumper: _Dumper, text: str) -> yaml.Node:
     try:
         float(text)
     except ValueError:
-        return dumper.represent_str(text)
+        if text not in ("y", "Y", "n", "N"):
+            return dumper.represent_str(text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'")
 
 

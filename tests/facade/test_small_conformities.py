@@ -742,3 +742,22 @@ def test_a_callback_may_evaluate_within_a_fit(L: Any, tmp_path: Path) -> None:
     at_hand = trainer(L, tmp_path, callbacks=[Evaluating()])
     at_hand.fit(module(L), loader())
     assert set(seen) == {(False, True, "test")} and len(seen) == at_hand.global_step
+
+
+@both
+def test_letters_that_may_mean_yes_or_no_are_quoted(L: Any, tmp_path: Path) -> None:
+    logger = L.loggers.CSVLogger(tmp_path)
+    logger.log_hyperparams({"n": 1, "y": "N", "no": "Y", "none": "yn"})
+    logger.save()
+    written = Path(logger.log_dir, "hparams.yaml").read_bytes()
+    assert written.splitlines() == [b"'n': 1", b"'y': 'N'", b"'no': 'Y'", b"none: yn"]
+
+
+@both
+def test_the_bars_of_a_run_can_be_looked_at_after_it(L: Any, tmp_path: Path) -> None:
+    bar = L.callbacks.RichProgressBar(console_kwargs={"force_terminal": True, "width": 100})
+    assert bar.progress is None
+    at_hand = trainer(L, tmp_path, callbacks=[bar], enable_progress_bar=True)
+    for _ in range(2):
+        at_hand.fit(module(L), loader())
+        assert bar.progress is not None and not bar.progress.live.is_started

@@ -155,7 +155,9 @@ class RichProgressBar(ProgressBar):
     # -- parts that projects override or call by Lightning's names ------------------------------------------------
     def _init_progress(self, trainer: Trainer) -> None:
         """Begin to draw, where there is a screen and that was not done yet: make ``progress`` and start it."""
-        if self.live and (self.progress is None or self._progress_stopped):
+        if self._progress_stopped:
+            self.progress = None
+        if self.live and self.progress is None:
             self._reset_progress_bar_ids()
             self.progress = Progress(*self.configure_columns(trainer), console=self.console, auto_refresh=False)
             self.progress.start()
@@ -215,7 +217,7 @@ class RichProgressBar(ProgressBar):
 
     def refresh(self, hard: bool = False) -> None:
         """Draw; ``hard`` changes nothing here, where no thread draws."""
-        if self.progress is not None:
+        if self.progress is not None and not self._progress_stopped:
             self.progress.refresh()
 
     def _stop_progress(self) -> None:
@@ -225,8 +227,7 @@ class RichProgressBar(ProgressBar):
             self._progress_stopped = True
 
     def _stop(self) -> None:
-        self._stop_progress()
-        self.progress = None
+        self._stop_progress()  # it stays to be looked at
         self._reset_progress_bar_ids()
         self._console = self._given
 
