@@ -539,6 +539,12 @@ def test_other_meshes(options: dict[str, int]) -> None:
     check_parity({"name": "mesh", **options}, 4, max_steps=8)
 
 
+@pytest.mark.parametrize("options", [{"data": 1, "shard": 2}, {"data": 2}])
+def test_a_mesh_that_cuts_no_layer_asks_for_no_plan(options: dict[str, int]) -> None:
+    single = train(Classifier, "single", 1)
+    assert max(difference(single, train(Classifier, {"name": "mesh", "tensor": 1, **options}, 2)).values()) < 1e-10
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -86,11 +86,11 @@ class Mesh(Strategy):
         check_plan(module, tensor.size())
         for one in [*module.parameters(), *module.buffers()]:
             self.communicator.broadcast(one.detach())
-        styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
-        plan = {name: styles[style]() if style in styles else style for name, style in plan_of(module).items()}
         self.original = Original(module)
         dtensors.refuse_new_data()
         if tensor.size() > 1:  # a part that is the whole would be another parameter, which layers do not share
+            styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}
+            plan = {name: styles[style]() if style in styles else style for name, style in plan_of(module).items()}
             parallelize_module(module, tensor, plan)
         if self.sharded:
             dtensors.quiet_gathers()
