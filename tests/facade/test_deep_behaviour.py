@@ -628,3 +628,38 @@ def test_old_names_of_precisions_not_offered_say_the_way_out(old: str) -> None:
     assert hasattr(lightning.pytorch.plugins, old)
     with pytest.raises(ImportError, match="is not offered: "):
         exec(f"from drivetrain.lightning.plugins.precision import {old}")
+
+
+@pytest.mark.parametrize(
+    "path", ["loops._Loop", "loops.loop._Loop", "loops.fetchers._DataFetcher", "loops.progress._BatchProgress"]
+)
+def test_private_names_of_loops_can_be_imported_for_annotations(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    found = getattr(importlib.import_module(f"drivetrain.lightning.{module}"), name)
+    assert isinstance(found, type) and not isinstance(3, found)
+    with pytest.raises(ConfigurationError, match=f"{name} is a part of Lightning's inside"):
+        found()
+
+
+def test_a_loop_of_ones_own_is_refused_where_it_is_made_or_given() -> None:
+    class Mine(L.loops._FitLoop):  # type: ignore[misc, name-defined]
+        """May be defined."""
+
+    trainer = L.Trainer(**QUIET)
+    said = "Mine is a loop of the project's own, and those of the Trainer are not replaced here: do it in hooks"
+    with pytest.raises(ConfigurationError, match=said):
+        Mine(trainer, max_epochs=3)
+    with pytest.raises(ConfigurationError, match="_FitLoop is a loop"):
+        L.loops._FitLoop(trainer)
+
+    class Other:
+        pass
+
+    for name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
+        with pytest.raises(ConfigurationError, match="Other is a loop"):
+            setattr(trainer, name, Other())
+    for name in ("epoch_loop", "val_loop"):
+        with pytest.raises(ConfigurationError, match="Other is a loop"):
+            setattr(trainer.fit_loop, name, Other())
+    trainer.fit_loop = trainer.fit_loop
+    assert isinstance(trainer.fit_loop, L.loops._FitLoop)

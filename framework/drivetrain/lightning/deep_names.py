@@ -29,7 +29,7 @@ _BELOW = {
     " weight_averaging progress.base",
     "loggers": "base comet csv_logs litlogger logger mlflow neptune tensorboard utilities wandb",
     "overrides": "distributed",
-    "loops": "evaluation_loop fit_loop prediction_loop training_epoch_loop utilities",
+    "loops": "evaluation_loop fetchers fit_loop loop prediction_loop progress training_epoch_loop utilities",
     "profilers": "advanced base profiler pytorch simple xla",
     "strategies": "ddp deepspeed fsdp model_parallel parallel single_device single_xla strategy xla",
     "plugins": "io io.async_plugin io.checkpoint_plugin io.torch_plugin io.wrapper io.xla_plugin layer_sync precision"

@@ -32,7 +32,7 @@ from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
 from drivetrain.loops.evaluate import PredictLoop
-from drivetrain.loops.names import LoopToCome, NoEvaluation
+from drivetrain.loops.names import LoopToCome, NoEvaluation, of_ones_own
 from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
@@ -274,15 +274,28 @@ class Trainer(drivetrain.trainer.Trainer):
         """The training loop, or what stands for it until a fit has begun."""
         return LoopToCome(self) if self.loop is None else self.loop
 
+    @fit_loop.setter
+    def fit_loop(self, loop: Any) -> None:
+        if loop is None or (loop is not self.loop and not isinstance(loop, LoopToCome)):
+            raise of_ones_own(type(loop).__name__)
+
     @property
     def validate_loop(self) -> Any:
         """What ``validate`` runs, or what stands for it: whether there is data for it can be asked at any time."""
         return self._loop_of("validate", "val")
 
+    @validate_loop.setter
+    def validate_loop(self, loop: Any) -> None:
+        raise of_ones_own(type(loop).__name__)
+
     @property
     def test_loop(self) -> Any:
         """The same of ``test``."""
         return self._loop_of("test", "test")
+
+    @test_loop.setter
+    def test_loop(self, loop: Any) -> None:
+        raise of_ones_own(type(loop).__name__)
 
     @property
     def predict_loop(self) -> Any:
@@ -291,6 +304,8 @@ class Trainer(drivetrain.trainer.Trainer):
 
     @predict_loop.setter
     def predict_loop(self, loop: PredictLoop | None) -> None:
+        if loop is not None and type(loop) is not PredictLoop:
+            raise of_ones_own(type(loop).__name__)
         vars(self)["predict_loop"] = loop
 
     def _loop_of(self, stage: str, data: str) -> Any:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from drivetrain import stage_data
 from drivetrain.combined import CombinedLoader
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from drivetrain.loops.limits import Limits
     from drivetrain.loops.optimize import Optimization
     from drivetrain.loops.training_data import TrainingData
@@ -302,11 +300,24 @@ class OptimizationNames:
         self.optim_step_progress = self.optim_progress.step
 
 
+def of_ones_own(name: str) -> ConfigurationError:
+    """What is said of a loop that a project makes by itself."""
+    return ConfigurationError(
+        f"{name} is a loop of the project's own, and those of the Trainer are not replaced here: do it in hooks, in a"
+        " strategy's run_epoch (docs/architecture.md), or in a loop by hand (docs/by_hand.md)."
+    )
+
+
 class LoopNames:
     """The limits of a run, which are the Trainer's, and its progress, under the names of Lightning's loops."""
 
     trainer: Trainer
     epoch_is_over = in_epoch = False
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        if cls is LoopNames or cls.__module__.partition(".")[0] != "drivetrain":
+            raise of_ones_own("_FitLoop" if cls is LoopNames else cls.__name__)
+        return super().__new__(cls)
 
     if TYPE_CHECKING:
 
@@ -356,10 +367,19 @@ class LoopNames:
         """What validates within the fit."""
         return self.trainer.validation or NoEvaluation(self.trainer, "val")
 
+    @val_loop.setter
+    def val_loop(self, loop: Any) -> None:
+        raise of_ones_own(type(loop).__name__)
+
     @property
     def epoch_loop(self) -> Self:
         """Lightning's loop of one epoch, here the same object."""
         return self
+
+    @epoch_loop.setter
+    def epoch_loop(self, loop: Any) -> None:
+        if loop is not self:
+            raise of_ones_own(type(loop).__name__)
 
     @property
     def max_epochs(self) -> int:
