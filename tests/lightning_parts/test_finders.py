@@ -64,6 +64,18 @@ def test_lr_find(tmp_path: Path, mode: str) -> None:
     assert len(compare(run)["results"]["loss"]) > 2
 
 
+@pytest.mark.parametrize("mode", ["exponential", "linear"])
+@pytest.mark.parametrize(("first", "last"), [(0.5, 1e-3), (1e-2, 1e-2)])
+def test_rates_that_fall_or_stay(tmp_path: Path, mode: str, first: float, last: float) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        module = module_of(L)
+        tuner = L.tuner.Tuner(trainer(L, tmp_path))
+        found = tuner.lr_find(module, loader(44, 2), min_lr=first, max_lr=last, num_training=20, mode=mode)
+        return {"results": found.results, "suggestion": found.suggestion(), "attribute": module.lr}
+
+    assert len(compare(run)["results"]["lr"]) == 20
+
+
 def test_finder_callback_trains_on_with_what_it_found(tmp_path: Path) -> None:
     def run(L: Any) -> dict[str, Any]:
         module, finder = module_of(L), L.callbacks.LearningRateFinder(num_training_steps=20, min_lr=1e-4)

@@ -25,7 +25,7 @@ class LearningRateFinder(Callback):
     Override ``on_fit_start`` and call :meth:`lr_find` elsewhere (``on_train_epoch_start``) to search at other times.
 
     Args:
-        min_lr, max_lr: the first rate and the last.
+        min_lr, max_lr: the first rate and the last, the larger one of which may come first.
         num_training_steps: steps of the test.
         mode: ``"exponential"`` or ``"linear"``: how the rate grows.
         early_stop_threshold: end the test where the smoothed loss is so many times its best; None: never.
@@ -48,10 +48,8 @@ class LearningRateFinder(Callback):
     ) -> None:
         if mode.lower() not in MODES:
             raise ConfigurationError(f"LearningRateFinder(mode={mode!r}): {nearest(mode, MODES)}")
-        if not 0 < min_lr < max_lr:
-            raise ConfigurationError(
-                f"LearningRateFinder(min_lr={min_lr}, max_lr={max_lr}): give rates above 0, the smaller one first."
-            )
+        if not (min_lr > 0 and max_lr > 0):
+            raise ConfigurationError(f"LearningRateFinder(min_lr={min_lr}, max_lr={max_lr}): give rates above 0.")
         self._min_lr, self._max_lr = min_lr, max_lr
         self._num_training_steps = num_training_steps
         self._mode = mode.lower()
