@@ -761,3 +761,24 @@ def test_the_bars_of_a_run_can_be_looked_at_after_it(L: Any, tmp_path: Path) -> 
     for _ in range(2):
         at_hand.fit(module(L), loader())
         assert bar.progress is not None and not bar.progress.live.is_started
+
+
+@both
+@pytest.mark.parametrize("kind", ["anything", "as a callback", "as an object of one"])
+def test_a_mock_may_be_a_callback(L: Any, kind: str, tmp_path: Path) -> None:
+    spec = {"anything": None, "as a callback": L.Callback, "as an object of one": L.Callback()}[kind]
+    mock = Mock(spec=spec)
+    at_hand = trainer(L, tmp_path, callbacks=[mock])
+    at_hand.fit(module(L), loader())
+    assert mock in at_hand.callbacks
+    called = [call[0] for call in mock.method_calls]
+    assert called[0] == "setup" and called[-1] == "teardown"
+    assert called.count("on_train_batch_end") == called.count("on_before_optimizer_step") == at_hand.global_step > 0
+
+
+def test_what_has_some_hooks_of_a_callback_is_none(tmp_path: Path) -> None:
+    class Half:
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="callbacks: Half is no Callback, derive it from one"):
+        trainer(ours, tmp_path, callbacks=[Half()])

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError
 from drivetrain.lightning.accelerators import Accelerator
 from drivetrain.lightning.strategies import Asked
@@ -78,6 +79,28 @@ def as_ours(part: Any, contract: type) -> Any:
         if _theirs(type(one), contract) is not None and _own_of_lightning(type(one), contract) is None:
             _take(one, contract)
     return part
+
+
+def taken_as_callback(part: Any) -> bool:
+    """Whether ``part``, which derives from no Callback, has every hook that Lightning calls of one (a mock in a test);
+    what drivetrain asks of a callback besides it is given then, as the object that it is."""
+    own = {name: value for name, value in vars(Callback).items() if not name.startswith("__")}
+    hooks = [name for name, value in own.items() if callable(value) and name not in _OURS_OF_CALLBACKS]
+    if not all(callable(getattr(part, name, None)) for name in hooks):
+        return False
+    for name, value in own.items():
+        if not callable(value) and not isinstance(value, property):
+            setattr(part, name, value)
+    for name in _OURS_OF_CALLBACKS:
+        setattr(part, name, _nothing)
+    return True
+
+
+_OURS_OF_CALLBACKS = ("_log_to", "before_restore", "before_division")
+
+
+def _nothing(*arguments: Any) -> None:
+    """What a callback of another kind does where only drivetrain asks."""
 
 
 def _take(part: Any, contract: type) -> None:

@@ -24,7 +24,7 @@ from drivetrain.errors import ConfigurationError, PossibleUserWarning
 from drivetrain.lightning import autologging, deep_names, passed_over
 from drivetrain.lightning.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator, CUDAAccelerator
 from drivetrain.lightning.connectors import _AcceleratorConnector, _CheckpointConnector, _LoggerConnector
-from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called
+from drivetrain.lightning.own_parts import as_ours, refuse_what_is_not_called, taken_as_callback
 from drivetrain.lightning.plugins import CheckpointIO, ClusterEnvironment, environment_of, meant_by
 from drivetrain.lightning.results import _ResultCollection
 from drivetrain.lightning.seed import seed_everything as seed_everything
@@ -248,7 +248,10 @@ class Trainer(drivetrain.trainer.Trainer):
         return super()._run(request)
 
     def take_callback(self, callback: Callback) -> Callback:
-        return super().take_callback(as_ours(callback, Callback))
+        callback = as_ours(callback, Callback)
+        if not issubclass(type(callback), Callback) and taken_as_callback(callback):
+            return callback
+        return super().take_callback(callback)
 
     def use_callbacks(self, more: list[Callback]) -> None:
         for callback in more:
