@@ -11,17 +11,24 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+# Elements that are summed at once: a batch may be large, and what it is summed by is eight bytes an element.
+_AT_ONCE = 2**18
+# Whole numbers are compared by what they leave here, which fp64 has exactly: neighbours among large ones differ.
+_MODULUS = 2**40 - 87
+
 
 def fingerprint(batch: Any) -> float:
     """A number that different batches, or lists of samples, hardly share: of their tensors', arrays' and numbers'
     values and places."""
-    total = 0.0
+    total, numbers = 0.0, []
     for number, leaf in enumerate(tree_leaves(batch), 1):
+        plain = _plain(leaf)
+        if plain is not None:  # lists of tokens have many
+            numbers.append(number * plain)
+            continue
         for tensor in _strided(leaf):
-            if tensor.numel() and not tensor.is_complex():
-                flat = tensor.detach().reshape(-1).double()
-                places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
-                total += number * float((flat * places).sum())
+            total += number * _of_values(tensor)
+    total += sum(numbers)
     return total if math.isfinite(total) else 0.0
 
 
@@ -41,12 +48,41 @@ def tell_of_unlike(marks: Collection[float], use: str) -> None:
         )
 
 
+def _plain(leaf: Any) -> float | None:
+    """The value of a number, None of anything else."""
+    if isinstance(leaf, float | np.floating):
+        return float(leaf)
+    if isinstance(leaf, int | np.integer | np.bool_) and not isinstance(leaf, np.timedelta64):
+        return float(int(leaf) % _MODULUS)
+    if isinstance(leaf, complex | np.complexfloating):
+        return float(leaf.real) + 2.0 * float(leaf.imag)
+    return None
+
+
+def _of_values(tensor: torch.Tensor) -> float:
+    """Of an ordinary tensor; nothing of one that has no values."""
+    if tensor.numel() == 0 or tensor.is_meta:
+        return 0.0
+    flat = tensor.detach()
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj())
+    elif flat.dtype.itemsize == 1 and flat.dtype not in (torch.bool, torch.int8):
+        flat = flat.view(torch.uint8)  # types of eight bits and less, of which some have no arithmetic
+    kind = torch.float64 if flat.dtype.is_floating_point else torch.int64
+    total, begun = 0.0, 1
+    for piece in flat.reshape(-1).split(_AT_ONCE):
+        places = torch.arange(begun, begun + len(piece), dtype=kind, device=piece.device)
+        found = (piece.to(kind) * places).sum()
+        total += float(found if kind is torch.float64 else found % _MODULUS)
+        begun += len(piece)
+    return total
+
+
 def _strided(leaf: Any) -> Sequence[torch.Tensor]:
     """The ordinary tensors that ``leaf`` is made of: of a sparse one the indices and the values."""
-    if isinstance(leaf, bool | int | float | np.number):
-        return [torch.tensor(float(leaf), dtype=torch.float64)]
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biuf":
-        return [torch.from_numpy(leaf.astype(np.float64))]
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+        kind = {"f": np.float64, "c": np.complex128}.get(leaf.dtype.kind, np.int64)
+        return [torch.from_numpy(leaf.astype(kind))]
     if not isinstance(leaf, torch.Tensor):
         return []
     if leaf.is_nested:

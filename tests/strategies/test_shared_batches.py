@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -113,3 +114,18 @@ def test_a_tail_of_several_loaders_that_all_ranks_have_counts_once(
         return train(Several, place, count, data=loaders, accumulate_grad_batches=accumulate)
 
     assert max(difference(run("single", 1), run(strategy, devices)).values()) < 1e-10
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_values_have_a_fingerprint() -> None:
+    """A run does not end for what its ranks are compared by, and neighbours among large numbers differ."""
+    assert fingerprint([10**400]) != fingerprint([10**400 + 1])
+    assert fingerprint(torch.tensor([2**62, 5])) != fingerprint(torch.tensor([2**62 + 1, 5]))
+    assert fingerprint(np.array([2**63], dtype=np.uint64)) != fingerprint(np.array([2**63 + 1], dtype=np.uint64))
+    assert fingerprint([np.complex64(1j)]) != fingerprint([np.complex64(2j)])
+    assert fingerprint(torch.tensor([1j]).conj()) != fingerprint(torch.tensor([1j]))
+    assert fingerprint([np.timedelta64(5, "D"), torch.zeros(2, device="meta"), "text", None]) == 0.0
+    short = torch.ones(2, dtype=torch.uint8)
+    assert fingerprint(short.view(torch.float8_e4m3fn)) == fingerprint(short.view(torch.bits8))
+    long = torch.ones(2**18 + 2)
+    assert fingerprint(long) == len(long) * (len(long) + 1) / 2
