@@ -7,14 +7,18 @@ samples, and from tensors of the same shape and dtype only, which a rank without
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from drivetrain.comm.communicator import Communicator
+
+if TYPE_CHECKING:
+    from drivetrain.strategy import Strategy
 
 
 def metrics_of(module: nn.Module) -> dict[str, Any]:
@@ -31,13 +35,18 @@ class Gathering:
     Args:
         communicator: the ranks that evaluate together.
         counts: whether what this rank gathered counts (not where another rank sees the same samples, or all of them).
+        come_together: called before, with what is about to be done; refuses it where other ranks do not come to it.
     """
 
-    def __init__(self, communicator: Communicator, counts: bool) -> None:
-        self.communicator, self.counts = communicator, counts
+    def __init__(
+        self, communicator: Communicator, counts: bool, come_together: Callable[[str], None] | None = None
+    ) -> None:
+        self.communicator, self.counts, self.come_together = communicator, counts, come_together
 
     def __call__(self, state: Tensor, group: Any = None) -> list[Tensor]:
         """The ``state`` of each rank that counts, in one dtype; without the empty ones where there are others."""
+        if self.come_together is not None:
+            self.come_together("compute() of a metric")
         said = self.communicator.all_gather_plain([list(state.shape), _name(state.dtype), self.counts])
         counting = [(shape, dtype) for shape, dtype, counts in said if counts]
         filled = [one for one in counting if prod(one[0])] or counting
@@ -57,14 +66,12 @@ class Gathering:
         return type(None), ()  # whoever reads a pickled metric is in no run
 
 
-def gather_over(module: nn.Module, communicator: Communicator, counts: bool, job: int) -> None:
-    """From now on the metrics of ``module`` gather over ``communicator``, but for those that the project told how.
-
-    Args:
-        counts: see :class:`Gathering`.
-        job: processes of the job, of which a single one gathers nothing.
-    """
-    gathering = Gathering(communicator, counts) if job > 1 else None
+def gather_over(module: nn.Module, strategy: Strategy) -> None:
+    """From now on the metrics of ``module`` gather over the ranks that ``strategy`` trains with, but for those that the
+    project told how. A job of a single process gathers nothing."""
+    gathering: Gathering | None = None
+    if strategy.job.world_size > 1:
+        gathering = Gathering(strategy.communicator, strategy.predicts, strategy.come_together)
     for metric in metrics_of(module).values():
         own = metric.dist_sync_fn is not None and not isinstance(metric.dist_sync_fn, Gathering)
         if not own and metric.process_group is None:

@@ -192,7 +192,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
         stage_loggers.log_graph(trainer)
     with compiled(module, trainer.compile):
         strategy.prepare(module, stage)
-        metric_states.gather_over(module, strategy.communicator, strategy.predicts, strategy.job.world_size)
+        metric_states.gather_over(module, strategy)
         trainer.to_device = batch_transfer(trainer)
         result = None
         with suppress(EndStage):

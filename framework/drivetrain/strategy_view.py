@@ -143,18 +143,23 @@ class StrategyView:
         whole = self.support.editable  # type: ignore[attr-defined]
         return self.module.state_dict() if whole else self.module.trainer.full_weights()
 
-    def _come_together(self, collective: str) -> None:
+    def come_together(self, collective: str) -> None:
+        """Refuse ``collective`` where other ranks do not come to it.
+
+        Raises:
+            MisuseError: this rank is in a part of a step that is its own.
+        """
         if self.apart is not None:
             raise MisuseError(f"{collective} is called in {self.apart}")
 
     def barrier(self, name: str | None = None) -> None:
         """Wait until every rank is here."""
-        self._come_together("barrier")
+        self.come_together("barrier")
         self.communicator.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """``obj`` of rank ``src``: a tensor (of one shape and dtype on all ranks), or what JSON can hold."""
-        self._come_together("broadcast")
+        self.come_together("broadcast")
         if self.communicator.world_size == 1:
             return obj
         if isinstance(obj, Tensor):
@@ -175,7 +180,7 @@ class StrategyView:
         name = str(getattr(reduce_op, "name", reduce_op) or "mean").lower()
         if name not in _OPS:
             raise ConfigurationError(f"strategy.reduce(reduce_op={reduce_op!r}): use one of {', '.join(_OPS)}.")
-        self._come_together("reduce")
+        self.come_together("reduce")
         value = tensor.detach().to(self.device).clone()
         if _OPS[name] == "average" and not (value.is_floating_point() or value.is_complex()):
             value = value.float()
@@ -183,7 +188,7 @@ class StrategyView:
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Whether ``all`` ranks decided so, or any."""
-        self._come_together("reduce_boolean_decision")
+        self.come_together("reduce_boolean_decision")
         found = [bool(one) for one in self.communicator.all_gather_plain(bool(decision))]
         return sum(found) == len(found) if all else any(found)
 
@@ -206,7 +211,7 @@ class StrategyView:
         """
         if group is not None:
             raise ConfigurationError("all_gather(group=...): it gathers from all ranks: leave it out.")
-        self._come_together("all_gather")
+        self.come_together("all_gather")
         tensor = tensor.to(self.device)
         module = self.lightning_module
         if self.communicator.world_size == 1:

@@ -208,9 +208,10 @@ they are averaged later. Weights that a hook writes to between steps are what th
 `zero` with `stage=3`, whose parameters are empty between passes: there, too, a warning names such hooks, and but for
 `parameter.data = values` under `fsdp`, `mesh` and `tensor_parallel`, which is refused: `parameter.data.copy_(values)`
 reaches the part that a rank holds. Under `pipeline` parameters of other ranks' stages are those of an earlier step
-there, and `training_step` is called with each piece of a batch; collectives of a module's own (`self.all_gather`) are
-refused in steps, of which ranks run different parts. Under `tensor_parallel` and `mesh` ranks that compute each batch
-together have the same values, and `self.all_gather` gives each rank's: what is summed over it counts them so often.
+there, and `training_step` is called with each piece of a batch; collectives of a module's own (`self.all_gather`, a
+metric's `compute()`) are refused in steps, of which ranks run different parts. Under `tensor_parallel` and `mesh` ranks
+that compute each batch together have the same values, and `self.all_gather` gives each rank's: what is summed over it
+counts them so often.
 
 """
 
