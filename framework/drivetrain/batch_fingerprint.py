@@ -48,6 +48,32 @@ def tell_of_unlike(marks: Collection[float], use: str) -> None:
         )
 
 
+def tell_of_alike(marks: Collection[float], by_sampler: bool) -> None:
+    """Warn where ranks that train on batches of their own have the same.
+
+    Args:
+        marks: of each rank, the fingerprint of the first batch, or of the samples that a sampler chose for it, as what
+            becomes of a sample may be drawn anew on each rank; 0 where that is not known.
+        by_sampler: whether it is a sampler's choice.
+    """
+    if len(set(marks)) > 1 or 0.0 in marks:
+        return
+    if by_sampler:
+        warnings.warn(
+            "every rank draws the same samples and trains on the same batches: a sampler of the project's own draws the"
+            " same random numbers on all ranks. Let it give each rank its part (torch.distributed.get_rank()), or set"
+            " Trainer(use_distributed_sampler=True), which deals out what it gives.",
+            stacklevel=3,
+        )
+        return
+    warnings.warn(
+        "every rank reads the same stream and trains on the same batches: let the data set's __iter__ give each rank"
+        " its part (torch.distributed.get_rank()), or set Trainer(batch='global'), which splits each batch among the"
+        " ranks.",
+        stacklevel=3,
+    )
+
+
 def _plain(leaf: Any) -> float | None:
     """The value of a number, None of anything else."""
     if isinstance(leaf, float | np.floating):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.batch_fingerprint import fingerprint
 from drivetrain.batch_parts import part
 from drivetrain.private_random import PrivateRandom, mix
 from drivetrain.strategy import Shard
@@ -79,14 +80,25 @@ class ShardedBatches:
 
 class OfRun:
     """A sampler of the project's that deals out the samples by itself: it draws the run's numbers, the same on all
-    ranks, for each takes its part of one order."""
+    ranks, for each takes its part of one order.
+
+    Attributes:
+        mark: fingerprint of what it chose first in the epoch: one that deals out nothing chooses the same everywhere.
+    """
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self.sampler_read, self.seed = sampler, seed
-        self.epoch = 0
+        self.epoch, self.mark = 0, 0.0
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(PrivateRandom(self.sampler_read, mix(self.seed, self.epoch)))
+        return self._noted(iter(PrivateRandom(self.sampler_read, mix(self.seed, self.epoch))))
+
+    def _noted(self, drawn: Iterator[Any]) -> Iterator[Any]:
+        for first in drawn:
+            self.mark = fingerprint(first)
+            yield first
+            break
+        yield from drawn
 
     def __len__(self) -> int:
         return len(self.sampler_read)

@@ -364,6 +364,12 @@ class BatchSource:
         for source in self.at_once:
             source.reseed(seed)
 
+    @property
+    def chosen_first(self) -> float | None:
+        """Fingerprint of the first samples of the epoch that a sampler of the project's chose which deals them out by
+        itself; None where there is no such sampler."""
+        return None if self._of_run is None else self._of_run.mark
+
     def _seeded(self) -> EpochOrder | DistributedSampler[Any] | None:
         """What draws the order of a ``DistributedSampler`` of the run's seed."""
         return self._dealer or (self._order if self._as_sampler else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,33 @@ def test_ranks_take_parts_of_one_order(kind: str, draw: str, workers: int, tmp_p
         assert len({line.split()[1] for part in parts for line in part}) == SAMPLES  # noise is each rank's own
         orders.append(samples)
     assert orders[0] != orders[1]
+
+
+class Everybodys(Sampler[int]):
+    """Draws of all samples, which it deals out to nobody."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randint(SAMPLES, (SAMPLES,)).tolist())
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Told(Reads):
+    def on_fit_start(self) -> None:
+        said = self.folder / "said"
+        warnings.showwarning = lambda message, *rest: said.write_text(said.read_text() + str(message))  # type: ignore[assignment]
+        warnings.simplefilter("always")
+
+
+@pytest.mark.parametrize("deals", [False, True])
+def test_a_sampler_that_deals_out_nothing_is_told(deals: bool, tmp_path: Path) -> None:
+    """It draws the same on all ranks; the way out is one that helps, which batch=global does not."""
+    (tmp_path / "said").write_text("")
+    data = Noisy(torch.arange(float(SAMPLES))[:, None])
+    own = Own("torch") if deals else Everybodys()
+    fit: Any = {"batch": "per_process", "use_distributed_sampler": False}
+    train(lambda: Told(tmp_path), "ddp", 2, data=DataLoader(data, batch_size=4, sampler=own), **fit)
+    told = (tmp_path / "said").read_text()
+    assert told.count("every rank draws the same samples") == (not deals)
+    assert ("use_distributed_sampler=True" in told) == (not deals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain.batch_fingerprint import fingerprint, tell_of_unlike
+from drivetrain.batch_fingerprint import fingerprint, tell_of_alike, tell_of_unlike
 from drivetrain.errors import TrainingError
 from drivetrain.sharding import BatchSource, MicroBatch
 
@@ -138,19 +137,15 @@ class Windows:
         sizes += [0.0] * (self.accumulate - len(batches))
         final = float(any(m.last for m in batches))
         looks = self.source.own_stream and self.start == 0 and not self.source.compared
-        mark = [fingerprint(batches[0].batch) if batches else 0.0] if looks else []
-        mine = torch.tensor([strategy.data.rank, *sizes, final, *mark], dtype=torch.float64, device=strategy.device)
+        marks = [fingerprint(batches[0].batch) if batches else 0.0, self.source.chosen_first or 0.0] if looks else []
+        mine = torch.tensor([strategy.data.rank, *sizes, final, *marks], dtype=torch.float64, device=strategy.device)
         gathered = one_of_each([t.tolist() for t in strategy.gather(mine)])
         if looks:
             self.source.compared = True
-            marks = {row.pop() for row in gathered}
-            if len(marks) == 1 and marks != {0.0} and strategy.communicator.rank == 0:
-                warnings.warn(
-                    "every rank reads the same stream and trains on the same batches: let the data set's __iter__ give"
-                    " each rank its part (torch.distributed.get_rank()), or set Trainer(batch='global'), which splits"
-                    " each batch among the ranks.",
-                    stacklevel=2,
-                )
+            chosen, read = [row.pop() for row in gathered], [row.pop() for row in gathered]
+            if strategy.communicator.rank == 0:
+                by_sampler = self.source.chosen_first is not None
+                tell_of_alike(chosen if by_sampler else read, by_sampler)
         seen, ends = [row[:-1] for row in gathered], [bool(row[-1]) for row in gathered]
         if self.source.own_stream:
             counts = [sum(size > 0 for size in rank) for rank in seen]
