@@ -19,6 +19,7 @@ from drivetrain.batch_limits import as_slice, limited
 from drivetrain.batch_parts import MicroBatch, batch_size, is_even, part, take
 from drivetrain.collated_part import collates_a_stream, parted
 from drivetrain.errors import ConfigurationError, TrainingError, WrongKindError
+from drivetrain.grad_mode import in_its_own_mode
 from drivetrain.loader_processes import Watched, watched
 from drivetrain.loaders import (
     dealt_by_itself,
@@ -259,6 +260,7 @@ class BatchSource:
             opened = iter(self.reader)
             if opened is self.reader or opened is self.loader:
                 opened = _going_on(opened)
+            opened = in_its_own_mode(opened)
             if self._looks_ahead:
                 opened = chain(list(islice(opened, 1)), opened)
             self._opened = opened if keep else None
@@ -428,7 +430,8 @@ class BatchSource:
             return self.reader
         reader_seed = mix(mix(self.seed, self.epoch), 2 * self.index + self.training)
         seed = mix(reader_seed, self.shard.rank if self.own_stream else 0)
-        return PrivateRandom(self.reader, seed, opening=getattr(self.reader, "num_workers", 0) > 0)
+        read = PrivateRandom(self.reader, seed, opening=getattr(self.reader, "num_workers", 0) > 0)
+        return in_its_own_mode(iter(read))
 
     def _read_sampled(self, start: int) -> Iterator[MicroBatch]:
         sampler = self._sampler

@@ -1157,3 +1157,51 @@ def test_a_checkpoint_of_a_module_that_was_not_trained(workers: int, tmp_path: P
         return {"asked": saving.lightning_module is module, "size": loaded.hparams.size} | {k: held[k] for k in same}
 
     compare(run)
+
+
+class Played(Told):
+    """Rests within ``no_grad`` between two samples, and says whether it finds gradients off when it goes on."""
+
+    def __iter__(self) -> Iterator[Any]:
+        with torch.no_grad():
+            for sample in super().__iter__():
+                yield sample
+                self.seen.append(torch.is_grad_enabled())
+
+
+class PlayedOfUnknownLength(Played):
+    __len__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("kind", [Played, PlayedOfUnknownLength])
+def test_a_stream_that_rests_without_gradients(
+    kind: type[Played], batch_size: int | None, accumulated: int, tmp_path: Path
+) -> None:
+    """Roll-outs of a policy, which the loop then trains."""
+
+    def run(L: Any) -> dict[str, Any]:
+        def step(self: Any, batch: Any, batch_idx: int) -> Any:
+            assert torch.is_grad_enabled()
+            return self.head(self.backbone(batch[0].reshape(-1, 3))).square().mean()
+
+        torch.manual_seed(1)
+        module = classifier(L, training_step=step)
+        data = DataLoader(kind([], 12), batch_size=batch_size)
+        trainer(L, tmp_path, max_epochs=2, accumulate_grad_batches=accumulated).fit(module, data)
+        return {"weights": weights(module)}
+
+    compare(run)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("auto", 1), ("ddp_spawn", 2)])
+def test_gradients_are_off_for_the_stream_itself(strategy: str, devices: int, tmp_path: Path) -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        assert torch.is_grad_enabled() and True not in stream.dataset.seen
+        return self.head(self.backbone(batch[0])).square().mean()
+
+    stream = DataLoader(PlayedOfUnknownLength([], 12), batch_size=4)
+    module = classifier(ours, training_step=step)
+    trainer(ours, tmp_path, max_epochs=2, strategy=strategy, devices=devices).fit(module, stream)
+    assert devices > 1 or [one for one in stream.dataset.seen if not isinstance(one, str)] == [False] * 24
