@@ -110,9 +110,8 @@ def by_hand(job: Job, task: dict[str, Any], size: Size, data: Sequences, batch: 
     """Seconds of the timed steps."""
     world = job.world_size
     init_process_group(job, device=device)
-    if (
-        world == 1 and task["engine"] != "single"
-    ):  # as torchrun would give a loop by hand, which a lone rank of ours lacks
+    # A lone rank of ours has no group; torchrun gives a loop by hand one.
+    if world == 1 and task["engine"] != "single":
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     model = model_of(size).to(device)
