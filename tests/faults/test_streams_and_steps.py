@@ -152,6 +152,19 @@ def test_different_streams_are_refused_where_they_should_be_one() -> None:
         train(Line, "ddp", 2, data=DataLoader(Stream(), batch_size=2))
 
 
+@pytest.mark.parametrize("lengths", [(1, 3), (3, 1), (2, 3)])
+def test_a_stream_that_ends_early_on_one_rank_is_refused_before_its_end(lengths: tuple[int, int]) -> None:
+    """That rank would validate while the other trains."""
+    data, validation = DataLoader(Stream(lengths), batch_size=2), batches(1)
+    with pytest.raises(WorkerError, match=r"read different streams.*2 samples, its last.*batch=per_process"):
+        train(Validating, "ddp", 2, data=data, validation=validation)
+
+
+class Validating(Line):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("v", batch.mean())
+
+
 class Dealt(IterableDataset[Any]):
     """Of 24 rows every second, as data sets that split themselves give them; all of them where ``whole``."""
 

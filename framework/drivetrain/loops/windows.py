@@ -156,8 +156,12 @@ class Windows:
             if batches:  # the epoch ends for all where it does for one: validation and schedulers follow from it
                 batches[-1].last = any(end and n == common for end, n in zip(ends, counts, strict=True))
             return sum(sum(rank[:common]) for rank in seen) if common else None
-        if any(other != seen[0] for other in seen):
-            found = ", ".join(f"rank {rank}: {int(sum(sizes))} samples" for rank, sizes in enumerate(seen))
+        # One for which the epoch ends goes on to its end, where the others do not meet it.
+        if any(one != (seen[0], ends[0]) for one in zip(seen, ends, strict=True)):
+            found = ", ".join(
+                f"rank {rank}: {int(sum(sizes))} samples{', its last' * end}"
+                for rank, (sizes, end) in enumerate(zip(seen, ends, strict=True))
+            )
             raise TrainingError(
                 f"the ranks read different streams ({found} in the same step): with batch=global every rank must read"
                 " the same stream and keeps its part; use batch=per_process for streams that are split by rank."
