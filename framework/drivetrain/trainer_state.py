@@ -16,7 +16,7 @@ from drivetrain.configuration import Configuration
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import signals
 from drivetrain.logger import Logger
-from drivetrain.loops.names import Progress
+from drivetrain.loops.evaluation_names import Progress
 from drivetrain.published import PublishedMetrics
 from drivetrain.states import RunningStage, TrainerFn, TrainerStatus
 from drivetrain.strategy import Strategy

@@ -32,7 +32,8 @@ from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
 from drivetrain.loops.evaluate import PredictLoop
-from drivetrain.loops.names import LoopToCome, NoEvaluation, of_ones_own
+from drivetrain.loops.evaluation_names import NoEvaluation
+from drivetrain.loops.names import LoopToCome, of_ones_own
 from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision

@@ -16,7 +16,7 @@ from drivetrain.comm import phase
 from drivetrain.data_hooks import move
 from drivetrain.errors import MisuseError, note_place
 from drivetrain.launch import signals
-from drivetrain.loops.names import EvaluationNames, Progress
+from drivetrain.loops.evaluation_names import EvaluationNames, Progress
 from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Column, Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
