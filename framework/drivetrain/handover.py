@@ -18,7 +18,7 @@ import torch
 from lightning_utilities.core.overrides import is_overridden
 from torch.nn.parameter import is_lazy
 
-from drivetrain import late_setup, left_state
+from drivetrain import late_setup, left_state, seeding
 from drivetrain.callback import Callback, state_name
 from drivetrain.checkpoint import from_safe, rng, to_safe
 from drivetrain.checkpoint.convert import plain_tensor
@@ -45,7 +45,13 @@ def in_workers(trainer: Trainer, request: Request) -> Any:
         launch(
             _work,
             # Python's random starts anew in a fork, and all generators do where a worker is none.
-            {"trainer": trainer, "request": request, "folder": str(folder), "random": {**rng.capture(), "cuda": []}},
+            {
+                "trainer": trainer,
+                "request": request,
+                "folder": str(folder),
+                "random": {**rng.capture(), "cuda": []},
+                "seed": seeding.told(),
+            },
             workers=trainer.num_devices,
             num_nodes=trainer.num_nodes,
             node_rank=trainer.node_rank,
@@ -65,6 +71,7 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     trainer, request, folder = payload["trainer"], payload["request"], Path(payload["folder"])
     trainer.job = job = replace(job, gpus=trainer.gpus)
     rng.restore(payload["random"])
+    seeding.tell(payload["seed"])
     given = {key: _tensors(owner) for key, owner in _owners(trainer, request).items()}
     flags = _flags(request.module)
     result = in_one_chunk(session.run, trainer, request, job)

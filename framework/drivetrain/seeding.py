@@ -32,3 +32,18 @@ def start_anew() -> None:
     seed = os.environ.get("PL_GLOBAL_SEED")
     if seed is not None:
         seed_everything(int(seed))
+
+
+def told() -> dict[str, str | None]:
+    """What the script's last call of Lightning's ``seed_everything`` left in the environment; None for nothing."""
+    return {name: os.environ.get(name) for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
+
+
+def tell(found: dict[str, str | None]) -> None:
+    """Leave in this process's environment what :func:`told` found in another one's. A module of the project's that a
+    worker imports may seed as it is imported, which in the script came before the seed that counts."""
+    for name, value in found.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1205,3 +1206,47 @@ def test_gradients_are_off_for_the_stream_itself(strategy: str, devices: int, tm
     module = classifier(ours, training_step=step)
     trainer(ours, tmp_path, max_epochs=2, strategy=strategy, devices=devices).fit(module, stream)
     assert devices > 1 or [one for one in stream.dataset.seen if not isinstance(one, str)] == [False] * 24
+
+
+SEEDS_ON_IMPORT = """
+import torch
+import drivetrain.lightning as L
+
+L.seed_everything(42, verbose=False)
+torch.set_float32_matmul_precision("medium")
+
+class Notes(L.Callback):
+    def __init__(self):
+        self.labels, self.precision = [], ""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.labels.append(batch[0].tolist())
+        self.precision = torch.get_float32_matmul_precision()
+"""
+
+
+def test_what_a_module_sets_as_it_is_imported_gives_way_to_what_the_script_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+    before = torch.get_float32_matmul_precision()
+    (tmp_path / "seeds_on_import.py").write_text(SEEDS_ON_IMPORT)
+    monkeypatch.syspath_prepend(tmp_path)
+    import seeds_on_import  # type: ignore[import-not-found]
+
+    def read() -> Any:
+        ours.seed_everything(7, verbose=False)
+        torch.set_float32_matmul_precision("high")
+        notes = seeds_on_import.Notes()
+        fit = trainer(ours, tmp_path, strategy="ddp", devices=2, max_epochs=1, callbacks=[notes])
+        fit.fit(classifier(ours), DataLoader(loader().dataset, batch_size=4, shuffle=True))
+        return notes.labels, notes.precision
+
+    try:
+        copied = read()
+        monkeypatch.setattr(start_method, "why_not_fork", lambda: "this process has touched the CUDA driver")
+        assert read() == copied and copied[1] == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+        del sys.modules["seeds_on_import"]

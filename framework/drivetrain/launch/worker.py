@@ -86,6 +86,8 @@ def run(assignment: Assignment) -> bytes:
             process_settings.restore(pickle.loads(assignment.settings))
         with signals.handling():
             target, payload = _unpack(assignment)
+            if assignment.settings:  # again: what was imported for that may have set what the script set afterwards
+                process_settings.restore(pickle.loads(assignment.settings))
             try:
                 value = target(job, payload)
             except SystemExit as stop:
