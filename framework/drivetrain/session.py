@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from drivetrain import metric_states, resumption, seeding, snapshot, stage_data, stage_loggers
@@ -231,8 +232,8 @@ def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
 
 
 def _synchronise_batchnorm(trainer: Trainer, module: TrainModule) -> None:
-    """BatchNorm over the batch of all replicas; nothing to do for one."""
-    if trainer.strategy.data.size == 1:
+    """BatchNorm over the batch of all replicas; nothing to do for one, nor for a module that has none."""
+    if trainer.strategy.data.size == 1 or not any(isinstance(one, _BatchNorm) for one in module.modules()):
         return
     if trainer.accelerator_name != "cuda":
         raise ConfigurationError(

@@ -1250,3 +1250,21 @@ def test_what_a_module_sets_as_it_is_imported_gives_way_to_what_the_script_set(
     finally:
         torch.set_float32_matmul_precision(before)
         del sys.modules["seeds_on_import"]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_there_need_be_no_batchnorm_to_synchronise(norm: bool, tmp_path: Path) -> None:
+    def trained(**options: Any) -> Any:
+        torch.manual_seed(3)
+        module = classifier(ours, norm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer(ours, tmp_path, strategy="ddp", devices=2, max_epochs=1, **options).fit(module, loader())
+        return weights(module)
+
+    if norm:
+        with pytest.raises(ConfigurationError, match="sync_batchnorm=True needs GPUs"):
+            trained(sync_batchnorm=True)
+        return
+    found, plain = trained(sync_batchnorm=True), trained()
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
