@@ -79,8 +79,9 @@ class ShardedBatches:
 
 
 class OfRun:
-    """A sampler of the project's that deals out the samples by itself: it draws the run's numbers, the same on all
-    ranks, for each takes its part of one order.
+    """A sampler of the project's that is read as it is: it draws the run's numbers, also where a loader's processes
+    read ahead. Where it deals out the samples by itself they are the same on all ranks, for each takes its part of one
+    order.
 
     Attributes:
         mark: fingerprint of what it chose first in the epoch: one that deals out nothing chooses the same everywhere.

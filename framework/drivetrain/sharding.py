@@ -150,7 +150,7 @@ class BatchSource:
         self._places = Places(loader) if readable else None
         self.own_stream = not self._sampler and (own or mode == "per_process" or not reshard) and shard.size > 1
         self._of_run: OfRun | None = None
-        if self.own_stream and not self.natural and has_sampler_of_its_own(loader):
+        if self._sampler is None and not self.natural and has_sampler_of_its_own(loader):
             sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
             self._of_run = OfRun(sampler, mix(seed, 2 * index + training))
             self.reader = read_by(loader, self._of_run)
@@ -368,8 +368,8 @@ class BatchSource:
 
     @property
     def chosen_first(self) -> float | None:
-        """Fingerprint of the first samples of the epoch that a sampler of the project's chose which deals them out by
-        itself; None where there is no such sampler."""
+        """Fingerprint of the first samples of the epoch that a sampler of the project's chose which is read as it is;
+        None where there is no such sampler."""
         return None if self._of_run is None else self._of_run.mark
 
     def _seeded(self) -> EpochOrder | DistributedSampler[Any] | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, WeightedRandomSampler
+import torch
+from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 
 from tests.resume.runs import Noisy, NoisyStream, assert_same, fit, noisy_loader
+from tests.runs import dataset
 
 MOMENTS = ("batch", "validation", "epoch")
 STEPS = 6  # two epochs of 5 batches in windows of 2, 2 and 1
@@ -58,6 +60,25 @@ def test_a_stream(workers: int, tmp_path: Path, run_alone: Callable[..., Any]) -
 
 def _weighted() -> DataLoader[Any]:
     return DataLoader(Noisy(), batch_size=4, sampler=WeightedRandomSampler([1.0 + i % 3 for i in range(18)], 18))
+
+
+class Drawing(Sampler[int]):
+    """Draws each sample when it is asked for it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(18, ())) for _ in range(18))
+
+    def __len__(self) -> int:
+        return 18
+
+
+def _drawing() -> DataLoader[Any]:
+    return DataLoader(dataset(18), batch_size=4, sampler=Drawing(), num_workers=1)
+
+
+def test_a_sampler_of_a_project_that_is_read_as_it_is(tmp_path: Path, run_alone: Callable[..., Any]) -> None:
+    """What processes of a loader read ahead had been drawn from the generators of training."""
+    run_alone(_every_checkpoint, tmp_path, _drawing, {"use_distributed_sampler": False})
 
 
 def test_a_sampler_of_the_users(tmp_path: Path, run_alone: Callable[..., Any]) -> None:
