@@ -27,6 +27,8 @@ class MicroBatch:
         indices: numbers of the samples in the data set where a sampler chose them, else None.
         even: whether every replica is known to have as many samples of it. All ranks know the same.
         whole: fingerprint of the global batch, of an epoch's first that a stream gives whole; else 0.
+        rows: what ``batch`` weighs in means that are logged where that is not ``count``: a project may collate several
+            rows of each sample, by which Lightning weighs.
     """
 
     batch: Any
@@ -39,6 +41,12 @@ class MicroBatch:
     indices: list[Any] | None = None
     even: bool = False
     whole: float = 0.0
+    rows: int | None = None
+
+    @property
+    def logged(self) -> float:
+        """What a value that is logged with this batch weighs."""
+        return (self.count if self.rows is None else self.rows) / self.copies
 
     @property
     def weight(self) -> float:

@@ -147,7 +147,7 @@ class Metrics:
         if batch is None:
             weight = float(batch_size or 1)
         elif batch_size is None:
-            weight = batch.weight * self.fraction
+            weight = batch.logged * self.fraction
         else:
             weight = batch_size / batch.copies
         if entry.reduction == "sum" and batch is not None and batch.copies > 1:

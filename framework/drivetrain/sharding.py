@@ -445,7 +445,9 @@ class BatchSource:
             chosen = sampler.chosen.pop(handed - 1)
             even = is_even(total, self.shard, copies)
             count = rows.stop - rows.start
-            yield MicroBatch(batch, index, count, total, copies, self.index, index == final, chosen, even)
+            weighs = batch_size(batch, uncut=True) if self._as_sampler else None
+            last = index == final
+            yield MicroBatch(batch, index, count, total, copies, self.index, last, chosen, even, rows=weighs)
         if handed < self._expected(start):
             raise TrainingError(
                 f"the loader ended after {handed} of {self._expected(start)} batches in epoch {self.epoch}: its data"

@@ -14,7 +14,7 @@ import torch
 import torchmetrics
 import yaml
 from omegaconf import OmegaConf
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, TensorDataset
 from torchmetrics import MeanMetric
 
 import drivetrain
@@ -1268,3 +1268,34 @@ def test_there_need_be_no_batchnorm_to_synchronise(norm: bool, tmp_path: Path) -
         return
     found, plain = trained(sync_batchnorm=True), trained()
     assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+def flattened(samples: list[Any]) -> Any:
+    """As many rows of each sample as its number says, so that batches have other sizes than they have samples."""
+    return torch.tensor([number for (number,) in samples for _ in range(int(number) + 1)])
+
+
+def test_what_a_rank_logs_weighs_by_the_rows_that_were_collated(tmp_path: Path) -> None:
+    class Notes(ours.Callback):
+        def __init__(self) -> None:
+            self.found: dict[str, float] = {}
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            self.found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("own", batch.mean())
+        self.log("all", batch.mean(), sync_dist=True)
+
+    numbers = torch.arange(9.0)
+    batches = DataLoader(TensorDataset(numbers), batch_size=2, collate_fn=flattened)
+    notes = Notes()
+    fit = trainer(ours, tmp_path, strategy="ddp", devices=2, callbacks=[notes])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit.validate(classifier(ours, validation_step=validation_step), batches, verbose=False)
+    own = numbers[::2]  # of the first rank
+    mean = {
+        name: float((some * (some + 1)).sum() / (some + 1).sum()) for name, some in (("own", own), ("all", numbers))
+    }
+    assert notes.found == pytest.approx(mean)
