@@ -159,11 +159,14 @@ def tell_of_half_a_validation(trainer: Trainer) -> None:
 
 def validation(trainer: Trainer) -> EvaluateLoop | None:
     """The validation of the fit at hand, whose loaders are asked for at the first call; None where there is none, or
-    where none of them has a batch."""
+    where none of them has a batch on any rank: one without goes along with those that have some."""
     loop = trainer.validation
     if loop is not None and not loop.sources:
         loop.use(_validation_sources(trainer))
-        if not any(source.length for source in loop.sources):
+        nothing, communicator = not any(source.length for source in loop.sources), trainer.strategy.communicator
+        if trainer.strategy.trains and communicator.world_size > 1:
+            nothing = all(communicator.all_gather_plain(nothing))
+        if nothing:
             trainer.validation = None
     return trainer.validation
 

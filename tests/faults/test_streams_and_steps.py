@@ -160,6 +160,29 @@ def test_a_stream_that_ends_early_on_one_rank_is_refused_before_its_end(lengths:
         train(Validating, "ddp", 2, data=data, validation=validation)
 
 
+class Own:
+    """Batches of twos, ``lengths[rank]`` of them, and says so."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return self.lengths[torch.distributed.get_rank() if torch.distributed.is_initialized() else 0]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([rows(2, seed=number) for number in range(len(self))])
+
+
+@pytest.mark.parametrize("check", [0, 2])
+def test_a_rank_without_validation_data_goes_along(check: int) -> None:
+    """It trained on while the other validated."""
+    options: Any = {"batch": "per_process", "use_distributed_sampler": False, "num_sanity_val_steps": check}
+    run = train(Validating, "ddp", 2, data=Own(3, 3), validation=Own(2, 0), **options)
+    expected = torch.stack([rows(2, seed=number) for number in range(2)]).mean()
+    assert run.metrics["v"] == pytest.approx(float(expected), abs=1e-12)
+    assert train(Validating, "ddp", 2, data=Own(3, 3), validation=Own(0, 0), **options).metrics == {}
+
+
 class Validating(Line):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("v", batch.mean())
