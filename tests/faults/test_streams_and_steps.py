@@ -160,6 +160,17 @@ def test_a_stream_that_ends_early_on_one_rank_is_refused_before_its_end(lengths:
         train(Validating, "ddp", 2, data=data, validation=validation)
 
 
+@pytest.mark.parametrize("lengths", [(1, 3), (3, 1), (2, 2), (0, 2)])
+def test_streams_that_ranks_evaluate_together_end_with_the_shortest(lengths: tuple[int, int], tmp_path: Path) -> None:
+    """Under sharded parameters the longer one waited for the other's forward pass in vain."""
+    said = tmp_path / "said"
+    loaders = [DataLoader(Stream(one), batch_size=2) for one in ((3, 3), lengths)]
+    run = train(lambda: Told(said), "fsdp", 2, data=loaders[0], validation=loaders[1], batch="per_process")
+    assert run.steps == 6 and ("v" in run.metrics) == (min(lengths) > 0)
+    told = said.read_text() if said.exists() else ""
+    assert ("the ranks' streams are not of one length" in told) == (lengths[0] != lengths[1])
+
+
 class Own:
     """Batches of twos, ``lengths[rank]`` of them, and says so."""
 
@@ -216,7 +227,7 @@ class Told(Line):
         warnings.simplefilter("always")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("v", batch.mean())
+        self.log("v", self.layer(batch).mean())
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -99,6 +99,29 @@ def _open_first(sources: list[BatchSource]) -> None:
         source.open()
 
 
+def together(source: BatchSource, trainer: Trainer) -> Iterator[MicroBatch]:
+    """What ``source`` gives. Where each rank's forward pass waits for the others' and each reads a stream of its own,
+    whose end nobody knows before, it ends for all with the shortest (a small gather a batch, there only)."""
+    strategy = trainer.strategy
+    if not (strategy.data.lockstep and source.own_stream and source.uncounted):
+        yield from source
+        return
+    reader = iter(source)
+    while True:
+        micro = next(reader, None)
+        mine = torch.tensor([micro is not None], dtype=torch.float64, device=strategy.device)
+        found = [bool(one) for one in strategy.gather(mine)]
+        if micro is None or not all(found):
+            if any(found) and trainer.is_global_zero:
+                warnings.warn(
+                    "the ranks' streams are not of one length: what is left of the longer ones is not evaluated, since"
+                    f" under strategy={strategy.name} every rank takes part in every batch.",
+                    stacklevel=2,
+                )
+            return
+        yield micro
+
+
 class EvaluateLoop(EvaluationNames):
     """One pass over the loaders of ``stage`` (``"validation"`` or ``"test"``).
 
@@ -246,7 +269,7 @@ class EvaluateLoop(EvaluationNames):
         arguments = step_arguments(step, len(self.sources) > 1)
         loader = (source.index,) if len(self.sources) > 1 else ()
         found = False
-        for micro in source:
+        for micro in together(source, trainer):
             if not found:
                 source.mark = micro.whole
             found = True
@@ -453,7 +476,7 @@ class PredictLoop(EvaluationNames):
         trainer = self.trainer
         hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
         loader = (source.index,) if len(self.sources) > 1 else ()
-        for micro in source:
+        for micro in together(source, trainer):
             batch = trainer.to_device(micro)
             self.current_batch_indices, trainer.metrics.batch = micro.indices, micro
             self.keeps = strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0)
