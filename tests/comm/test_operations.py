@@ -301,6 +301,21 @@ def differing(comm: Communicator) -> list[str]:
     return said
 
 
+def elsewhere(comm: Communicator) -> str:
+    """One rank says plain data while the others are about to do something else."""
+    checked = Communicator(comm.group, label="checked", check=True)
+    if comm.rank == 1:
+        return str(checked.all_gather_plain([1, [2]]))
+    with pytest.raises(CommunicationError) as error:
+        checked.all_reduce(torch.ones(3))
+    return str(error.value)
+
+
+def test_a_rank_that_says_something_else_is_named() -> None:
+    found = ranks.run(elsewhere, 2)
+    assert "rank 1: [1, [2]]" in found[0] and "all_reduce" in found[1]
+
+
 def test_differences_between_ranks_are_one_error_everywhere() -> None:
     results = ranks.run(differing, 3)
     assert results[0] == results[1] == results[2]

@@ -219,7 +219,7 @@ def agree(comm: Communicator, operation: str, value: Any, facts: dict[str, Any])
     )
     said: dict[str, list[int]] = {}
     for rank, other in enumerate(comm.all_gather_plain(what)):
-        said.setdefault(other, []).append(rank)
+        said.setdefault(str(other), []).append(rank)  # who is elsewhere may say anything
     if len(said) > 1:
         differ = "; ".join(f"rank {', '.join(map(str, ranks))}: {other}" for other, ranks in said.items())
         raise CommunicationError(
