@@ -79,6 +79,10 @@ def put_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, list[dict[str,
         begun.append({"attached": run_id})
         return Recorder(id=run_id)
 
+    def setup(settings: dict[str, Any]) -> None:
+        begun.append({"set up": settings})
+
     made = {name: (lambda *args, kind=name, **kw: (kind, args, kw)) for name in ("Table", "Image", "Audio", "Video")}
+    made |= {"setup": setup, "Settings": dict}
     _module(monkeypatch, "wandb", init=init, attach=attach, run=None, Artifact=Recorder, **made)
     return run, begun

@@ -107,6 +107,8 @@ class WandbLogger(Logger):
                 self._experiment = wandb.run
                 return self._experiment
             if self._of_script is not None:
+                if self._wandb_init["dir"] is not None:  # else pictures and tables lie where this process works
+                    wandb.setup(wandb.Settings(root_dir=os.path.abspath(self._wandb_init["dir"])))
                 self._experiment = wandb.attach(self._of_script)
                 return self._experiment
             if self._wandb_init["dir"] is not None:
