@@ -375,12 +375,15 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert begun[1]["mode"] == "offline" and begun[1]["project"] == "lightning_logs"
 
 
-def test_workers_write_to_the_run_that_the_script_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", [None, ".", "runs"])
+def test_workers_write_to_the_run_that_the_script_holds(
+    folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``logger.watch(module)`` in the script begins the run, and wandb begins a run of one id in one process only."""
     run, begun = put_wandb(monkeypatch)
     monkeypatch.setattr(wandb_logger, "current_job", lambda: SimpleNamespace(origin="local"))
     monkeypatch.chdir(tmp_path)
-    logger = ours.loggers.WandbLogger(save_dir="runs")
+    logger = ours.loggers.WandbLogger() if folder == "." else ours.loggers.WandbLogger(save_dir=folder)
     fresh = pickle.loads(pickle.dumps(logger))  # nothing has begun: the worker's own
     fresh.log_metrics({"a": 1.0})
     fresh.finalize("success")
@@ -389,15 +392,16 @@ def test_workers_write_to_the_run_that_the_script_holds(tmp_path: Path, monkeypa
     worker = pickle.loads(pickle.dumps(logger))
     worker.log_metrics({"a": 1.0}, step=3)
     held = worker.experiment
-    # wandb knows of a run that is gone on with not where its files lie.
-    assert begun[2:] == [{"set up": {"root_dir": str(tmp_path / "runs")}}, {"attached": "w1"}]
+    # Of a run that is gone on with wandb does not know where its files lie.
+    told = [] if folder is None else [{"set up": {"root_dir": str(tmp_path / folder)}}]
+    assert begun[2:] == [*told, {"attached": "w1"}]
     assert held.named("log") == [(({"a": 1.0, "trainer/global_step": 3},), {})]
     worker.finalize("success")
     assert not held.named("finish") and worker.version == "w1"  # the script goes on with it
     run._is_finished = True
     after = pickle.loads(pickle.dumps(logger))
     after.log_metrics({"a": 2.0})
-    assert begun[4]["id"] == "w1"  # it has ended: gone on with by its id
+    assert begun[3 + len(told)]["id"] == "w1"  # it has ended: gone on with by its id
 
 
 def test_what_a_dataclass_holds_beside_its_fields_is_written(tmp_path: Path) -> None:
