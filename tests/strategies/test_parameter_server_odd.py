@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
-from drivetrain import Callback, Trainer
+from drivetrain import Callback, Trainer, TrainModule
 from tests.runs import Classifier, difference, train
 
 
@@ -54,6 +56,31 @@ def test_async_workers_stay_together_where_one_skips(make: Any) -> None:
     run = train(make, server(mode="async", embedded=True), 2, nonfinite="skip", log_every_n_steps=2)
     assert run.steps == train().steps
     assert all(torch.isfinite(value).all() for value in run.weights.values())
+
+
+class Slope(TrainModule):
+    """A gradient of one, whatever the batch and the weights: any order of pushes comes to the same."""
+
+    def __init__(self, weighted: bool) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.weighted = weighted
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = (self.x * batch).mean()
+        return {"loss": loss, "weight": 5.0 * len(batch)} if self.weighted else loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_an_async_push_is_the_mean_of_its_workers_part_also_where_losses_weigh(weighted: bool, devices: int) -> None:
+    """20 samples in batches of 6: the last one has fewer than there are workers."""
+    data = DataLoader(torch.ones(20, dtype=torch.float64), batch_size=6)
+    run = train(lambda: Slope(weighted), server(mode="async", embedded=True), devices, data=data, max_epochs=1)
+    assert float(run.weights["x"]) == pytest.approx(-4.0 * devices, abs=1e-12)
 
 
 class Tells(Callback):

@@ -237,7 +237,7 @@ class ParameterServer(Strategy):
                 " strategy.mode=async the servers' weights are the only ones; use strategy.mode=sync."
             )
         if self.weight:
-            self.scale_gradients(optimizer, self.data.size / self.weight)
+            self.scale_gradients(optimizer, 1.0 / self.weight)
         try:
             if self.contributed:
                 before_step()
