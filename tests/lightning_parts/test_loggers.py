@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -500,6 +501,27 @@ def test_a_logger_that_derives_from_none(tmp_path: Path, kind: str) -> None:
         return {"calls": sorted(duck.calls, key=str), "order": [c[0] for c in duck.calls[:6]], "folder": folder}
 
     assert ["end", "success"] in compare(run)["calls"]
+
+
+def test_a_mock_of_a_logger_is_one(tmp_path: Path) -> None:
+    def run(L: Any) -> dict[str, Any]:
+        logger = Mock(spec=L.loggers.Logger)
+        fit = trainer(L, tmp_path, logger=logger, max_epochs=2, log_every_n_steps=2)
+        fit.fit(classifier(L), loader(), loader(9))
+        metrics = [call.kwargs for call in logger.log_metrics.call_args_list]
+        rows = sorted([sorted(one["metrics"]), one["step"]] for one in metrics)
+        return {"rows": rows, "end": logger.finalize.call_args_list[-1].args}
+
+    assert compare(run)["rows"]
+
+
+def test_statistics_of_the_device_go_to_a_logger_that_parts_no_groups(tmp_path: Path) -> None:
+    duck = Duck(tmp_path)
+    watching = ours.callbacks.DeviceStatsMonitor()
+    fit = trainer(ours, tmp_path, logger=duck, max_epochs=1, log_every_n_steps=1, callbacks=[watching])
+    fit.fit(classifier(ours), loader())
+    written = {name for call in duck.calls if call[0] == "metrics" for name in call[1]}
+    assert "DeviceStatsMonitor.on_train_batch_start/cpu_percent" in written
 
 
 def test_what_a_logger_of_another_kind_lacks_is_told(tmp_path: Path) -> None:
