@@ -1,9 +1,8 @@
 """Checks of more ranks than there are GPUs, over NCCL: ``python -m tests.gpu.hosts RANKS [WORD ...]``, where a word is
 how the names of the checks begin (all without).
 
-NCCL refuses two ranks of one host on one GPU. Here each rank is a host of its own, to NCCL and to the Trainer, so that
-messages go through sockets, which is slow: what can be seen is what comes out of it and whether it ends. The exit code
-is 1 if anything is not as it should be.
+Messages go through sockets (:mod:`tests.gpu.one_gpu`), which is slow: what can be seen is what comes out of it and
+whether it ends. The exit code is 1 if anything is not as it should be.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.ports import free_port
+from tests.gpu import one_gpu
 from tests.runs import train
 from tests.strategies import parity, test_absent_batches, test_skipped_batches
 from tests.strategies.cells import cells
@@ -129,16 +128,7 @@ def as_rank(folder: Path, ranks: int, names: list[str]) -> int:
 
 
 def start(folder: Path, ranks: int, names: list[str]) -> list[subprocess.Popen[bytes]]:
-    port = free_port()
-    started = []
-    for rank in range(ranks):
-        place = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "WORLD_SIZE": ranks}
-        nccl = {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": 1}
-        every = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_WORLD_SIZE": ranks, **place, **nccl}
-        environment = {**os.environ, **{name: str(value) for name, value in every.items()}}
-        command = [sys.executable, "-m", __spec__.name, "--as-rank", str(folder), str(ranks), *names]
-        started.append(subprocess.Popen(command, env=environment))
-    return started
+    return one_gpu.start(ranks, [sys.executable, "-m", __spec__.name, "--as-rank", str(folder), str(ranks), *names])
 
 
 def watch(folder: Path, running: list[subprocess.Popen[bytes]], count: int) -> str | None:

@@ -1,0 +1,23 @@
+"""More ranks than there are GPUs: NCCL refuses two ranks of one host on one GPU, so each is a host of its own, to NCCL
+and to the Trainer, and messages go through sockets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from tests.ports import free_port
+
+
+def start(ranks: int, command: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+    """The same command once a rank, told which by the environment."""
+    port = free_port()
+    started = []
+    for rank in range(ranks):
+        place = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "WORLD_SIZE": ranks}
+        nccl = {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": 1}
+        every = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_WORLD_SIZE": ranks, **place, **nccl}
+        environment = {**os.environ, **{name: str(value) for name, value in every.items()}}
+        started.append(subprocess.Popen(command, env=environment))
+    return started
