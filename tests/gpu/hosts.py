@@ -131,18 +131,6 @@ def start(folder: Path, ranks: int, names: list[str]) -> list[subprocess.Popen[b
     return one_gpu.start(ranks, [sys.executable, "-m", __spec__.name, "--as-rank", str(folder), str(ranks), *names])
 
 
-def watch(folder: Path, running: list[subprocess.Popen[bytes]], count: int) -> str | None:
-    """Wait for the results of ``count`` checks; what ended it before, if anything did."""
-    for number in range(count):
-        deadline = time.monotonic() + LIMIT
-        while not (folder / f"{number}.pt").exists():
-            ended = [process.returncode for process in running if process.poll()]
-            if ended or time.monotonic() > deadline:
-                return f"a rank ended with {ended[0]}" if ended else f"nothing came of it in {LIMIT:.0f} s"
-            time.sleep(0.05)
-    return None
-
-
 def main(arguments: list[str]) -> int:
     warnings.simplefilter("ignore", UserWarning)  # each would be there once a rank and check
     if arguments[:1] == ["--as-rank"]:
@@ -155,7 +143,8 @@ def main(arguments: list[str]) -> int:
             folder, started = Path(place), time.monotonic()
             running = start(folder, ranks, [check.name for check in todo])
             try:
-                ended = watch(folder, running, len(todo))
+                names = [f"{number}.pt" for number in range(len(todo))]
+                ended = next(filter(None, (one_gpu.awaited(folder / name, running, LIMIT) for name in names)), None)
             finally:
                 for process in running:
                     with contextlib.suppress(subprocess.TimeoutExpired):

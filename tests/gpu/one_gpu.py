@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.ports import free_port
 
@@ -21,3 +23,14 @@ def start(ranks: int, command: Sequence[str]) -> list[subprocess.Popen[bytes]]:
         environment = {**os.environ, **{name: str(value) for name, value in every.items()}}
         started.append(subprocess.Popen(command, env=environment))
     return started
+
+
+def awaited(result: Path, running: Sequence[subprocess.Popen[bytes]], limit: float) -> str | None:
+    """Wait ``limit`` seconds for ``result``, which the first rank renames into place; what ended it before that."""
+    deadline = time.monotonic() + limit
+    while not result.exists():
+        ended = [process.returncode for process in running if process.poll()]
+        if ended or time.monotonic() > deadline:
+            return f"a rank ended with {ended[0]}" if ended else f"nothing came of it in {limit:.0f} s"
+        time.sleep(0.05)
+    return None
