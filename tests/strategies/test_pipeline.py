@@ -287,3 +287,33 @@ def test_a_hook_that_finds_gradients_of_some_stages_is_told_of() -> None:
         warnings.filterwarnings("error", "under strategy=pipeline")  # which the workers inherit
         with pytest.raises(WorkerError, match=r"of this rank's stages only when Watches\.on_after_backward is called"):
             train(Watches, "pipeline", 2, data=token_loader(), max_steps=2)
+
+
+class Penalised(Classifier):
+    """Its loss has a part that is of the weights themselves."""
+
+    last_only = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weights = self.net[4].parameters() if self.last_only else self.parameters()
+        return self.loss(batch) + 0.01 * sum(weight.abs().sum() for weight in weights)
+
+
+class PenalisesTheLast(Penalised):
+    last_only = True
+
+    def on_after_backward(self) -> None:
+        for parameter in self.parameters():
+            if parameter.grad is None:  # a hook may give one to what other ranks hold
+                parameter.grad = torch.zeros_like(parameter)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [("pipeline", 2), ({"name": "mesh", "data": 2, "pipeline": 2}, 4)], ids=["line", "mesh"]
+)
+def test_a_loss_of_weights_that_other_ranks_train_is_refused(strategy: Any, devices: int) -> None:
+    with pytest.raises(WorkerError, match=r"beside the network's output \(net\.0\.weight, .* \(weight_decay\)"):
+        train(Penalised, strategy, devices, max_steps=2)
+    few: dict[str, Any] = {"max_steps": 4, "accumulate_grad_batches": 2}
+    one, several = train(PenalisesTheLast, **few), train(PenalisesTheLast, strategy, devices, **few)
+    assert max(difference(one, several).values()) < 1e-10

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.comm.communicator import Communicator
 from drivetrain.comm.synchronize import broadcast_tensors
 from drivetrain.declaration import Plan
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import named_state, parameter_names
@@ -128,6 +128,7 @@ class Pipeline(Strategy):
         self.parameters = {name: p for name, p in self.module.named_parameters() if name in self.holders}
         self.held = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank in known}
         self.counted = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank == known[0]}
+        self.elsewhere = {name: p for name, p in self.parameters.items() if id(p) not in self.held}
         self.ties: list[tuple[Tensor, Communicator]] = []
         groups = sorted({tuple(known) for known in self.holders.values() if len(known) > 1})
         for members in groups:
@@ -182,7 +183,10 @@ class Pipeline(Strategy):
             return loss * weight
 
         trainer = self.module.trainer
+        for parameter in self.elsewhere.values():
+            parameter.grad = None  # a hook may have given it one
         self._flow(step.batch, total, ("fit", trainer.current_epoch, step.index), step.call, loss_of)
+        self._refuse_stale()
         step.after_backward()
         if not losses:
             return None
@@ -193,6 +197,17 @@ class Pipeline(Strategy):
         if len(losses) == 1:
             return losses[0]
         return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+
+    def _refuse_stale(self) -> None:
+        """Refuse a loss that has a gradient for parameters whose stages other ranks hold: this rank's copies are of an
+        earlier step, and the gradient would be lost."""
+        stale = [name for name, parameter in self.elsewhere.items() if parameter.grad is not None]
+        if stale:
+            raise TrainingError(
+                f"{type(self.module).__name__}.training_step computes its loss with parameters beside the network's"
+                f" output ({', '.join(stale[:3])}{', ...' if len(stale) > 3 else ''}), which other ranks of a pipeline"
+                " hold and train: let the optimizer do it (weight_decay), or use strategy=ddp."
+            )
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         return self._first.step(optimizer, lambda: super(Pipeline, self)._step(optimizer, closure))
