@@ -27,15 +27,22 @@ def tensor_of(value: Any) -> torch.Tensor:
     """``value`` as a tensor, over the same storage where torch can see it.
 
     Raises:
-        Unsendable: ``value`` is neither tensor nor array, or holds what torch does not (objects, text).
+        Unsendable: ``value`` is neither tensor nor array, has no values of its own in memory (sparse, nested,
+            quantized, on the meta device), or holds what torch does not (objects, text).
     """
     if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            raise Unsendable("a nested tensor cannot be sent: pass the tensors of its unbind() as a list.")
         if value.layout != torch.strided:
             raise Unsendable(f"a tensor of layout {value.layout} cannot be sent: pass its to_dense().")
+        if value.is_quantized:
+            raise Unsendable("a quantized tensor cannot be sent: pass its dequantize().")
+        if value.is_meta:
+            raise Unsendable("a tensor on the meta device has no values: pass one that is on a real device.")
         return value.detach()
     if isinstance(value, np.ndarray):
         array: np.ndarray = value
-        if not array.flags.writeable or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        if not array.flags.writeable or not _seen_by_torch(array):
             array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
         try:
             return torch.from_numpy(array)
@@ -45,6 +52,12 @@ def tensor_of(value: Any) -> torch.Tensor:
         f"a {type(value).__name__} cannot be sent: pass a tensor, a numpy array or a list of them (torch.tensor makes "
         "one of numbers), or use the *_object operations for plain data."
     )
+
+
+def _seen_by_torch(array: np.ndarray) -> bool:
+    """Whether a tensor can lie over the storage of ``array``; not so for a field of records of other sizes."""
+    size = array.dtype.itemsize
+    return array.dtype.isnative and all(stride >= 0 and stride % size == 0 for stride in array.strides if size)
 
 
 def same_kind(value: Any, tensor: torch.Tensor) -> Any:
@@ -63,7 +76,7 @@ class Flat:
         shape: of ``value``.
     """
 
-    __slots__ = ("_home", "shape", "tensor", "value")
+    __slots__ = ("_fenced", "_home", "shape", "tensor", "value")
 
     def __init__(self, comm: Communicator, value: Any) -> None:
         self.value = value
@@ -72,7 +85,11 @@ class Flat:
         self.shape = home.shape
         if home.device.type != comm.device.type and comm.group is not None:
             home = home.to(comm.device)
-        self.tensor = home.contiguous().view(-1)
+        # A transport reads and writes memory as it lies there, and knows nothing of a conjugate or negative view.
+        home = home.resolve_conj().resolve_neg().contiguous()
+        # What was made for inference may not be written to outside of it.
+        self._fenced = self._home.is_inference() and not torch.is_inference_mode_enabled()
+        self.tensor = (home.clone() if self._fenced else home).view(-1)
 
     def land(self) -> Any:
         """Bring ``tensor`` into the caller's storage and return the caller's own object.
@@ -81,7 +98,11 @@ class Flat:
             CommunicationError: the array is read-only.
         """
         if self.tensor.data_ptr() != self._home.data_ptr():
-            self._home.copy_(self.tensor.view(self.shape))
+            with torch.inference_mode(self._fenced):
+                self._home.copy_(self.tensor.view(self.shape))
+        elif not self._home.is_inference():
+            # The transport wrote behind autograd's back: a graph that kept the old values must not go on with these.
+            torch.autograd.graph.increment_version(self._home)
         if isinstance(self.value, np.ndarray) and not _shared(self.value, self._home):
             if not self.value.flags.writeable:
                 raise CommunicationError("the result cannot be put into a read-only array: pass a copy of it.")
@@ -103,10 +124,24 @@ def _shared(array: np.ndarray, tensor: torch.Tensor) -> bool:
     return array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr()
 
 
-def refuse_read_only(value: Any) -> None:
-    """Raise before anything is sent where a result could not be put back."""
-    if isinstance(value, np.ndarray) and not value.flags.writeable:
-        raise CommunicationError("the result cannot be put into a read-only array: pass a copy of it.")
+def require_place(value: Any) -> None:
+    """Raise before anything is sent where a result could not be put back into ``value``.
+
+    Raises:
+        CommunicationError: the array is read-only, or several elements lie in one place.
+        Unsendable: as :func:`tensor_of`.
+    """
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable:
+            raise CommunicationError("the result cannot be put into a read-only array: pass a copy of it.")
+        strides = value.strides
+    else:
+        strides = tensor_of(value).stride()
+    if any(size > 1 and not stride for size, stride in zip(value.shape, strides, strict=True)):
+        raise CommunicationError(
+            f"the result cannot be put into shape {tuple(value.shape)} with strides {strides}, where several elements "
+            "lie in one place (expand makes such a tensor): pass a copy of it."
+        )
 
 
 def require_share(comm: Communicator, operation: str, share: Any, whole: Any) -> None:

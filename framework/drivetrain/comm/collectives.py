@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm.arguments import is_whole_list
-from drivetrain.comm.buffers import Flat, as_bytes, cut, joined, refuse_read_only, require_share, same_kind, tensor_of
+from drivetrain.comm.buffers import Flat, as_bytes, cut, joined, require_place, require_share, same_kind, tensor_of
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.comm.point_to_point import exchange, exchange_announced, on_device
 from drivetrain.comm.reduction import native
@@ -22,7 +22,7 @@ def broadcast(comm: Communicator, value: Any, source: int) -> Any:
     """See :meth:`drivetrain.comm.Communicator.broadcast`."""
     comm.require_rank(source)
     for each in value if isinstance(value, list | tuple) else [value]:
-        refuse_read_only(each)
+        require_place(each)
     if comm.check:
         comm.agree("broadcast", value, source=source)
 
@@ -38,7 +38,7 @@ def broadcast(comm: Communicator, value: Any, source: int) -> Any:
         return joined(comm, value, operate)
     flat = Flat(comm, value)
     operate(flat.tensor)
-    return flat.land()
+    return value if comm.rank == source else flat.land()
 
 
 def all_gather(comm: Communicator, value: Any, uneven: bool, sizes: Sequence[int] | None) -> list[Any]:
@@ -129,7 +129,8 @@ def gather(comm: Communicator, value: Any, destination: int, uneven: bool) -> li
 def scatter(comm: Communicator, value: Any, source: int, output: Any) -> Any:
     """See :meth:`drivetrain.comm.Communicator.scatter`."""
     comm.require_rank(source)
-    refuse_read_only(output)
+    if output is not None:
+        require_place(output)
     if comm.check:
         comm.agree("scatter", None, source=source)
     started = comm.statistics.start()

@@ -89,7 +89,7 @@ class Executor:
         started = statistics.start(tensor)
         key = (tensor.numel(), tensor.dtype, tensor.device)
         prepared = self._plans.get(key)
-        if prepared is None or not tensor.is_contiguous() or tensor.dim() != 1:
+        if prepared is None or not tensor.is_contiguous() or tensor.dim() != 1 or tensor.is_conj() or tensor.is_neg():
             self._require(tensor)
             prepared = self._plans[key] = self._prepare(tensor)
         plan, bytes_sent, messages = prepared
@@ -102,6 +102,11 @@ class Executor:
             raise CommunicationError(
                 f"schedule {self.schedule.name!r} runs on flat contiguous tensors, got shape {tuple(tensor.shape)} "
                 f"with strides {tensor.stride()}: pass a contiguous one-dimensional view."
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise CommunicationError(
+                f"schedule {self.schedule.name!r} cannot run on a conjugate or negative view: pass its "
+                "resolve_conj().resolve_neg()."
             )
         if self.op == "average" and not (tensor.is_floating_point() or tensor.is_complex()):
             raise CommunicationError(f"the average of {tensor.dtype} is not exact: use op='sum', or a float tensor.")

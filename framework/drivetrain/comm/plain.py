@@ -61,7 +61,7 @@ def _described(data: Any, raw: list[bytes], where: str) -> Any:
                 _refuse(key, f"a key of {where}")
         return {"dict": [[key, _described(value, raw, f"{where}[{key!r}]")] for key, value in data.items()]}
     if isinstance(data, torch.Tensor | np.ndarray):
-        tensor = tensor_of(data).cpu().contiguous()
+        tensor = tensor_of(data).cpu().resolve_conj().resolve_neg().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             _refuse(data, where)

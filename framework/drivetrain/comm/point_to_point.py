@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm.buffers import NATIVE, Flat, as_bytes, tensor_of
+from drivetrain.comm.buffers import NATIVE, Flat, as_bytes, require_place, tensor_of
 from drivetrain.comm.failures import CommunicationError, lost
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def irecv(comm: Communicator, value: Any, source: int, tag: int) -> Handle:
     if isinstance(value, list | tuple):
         return Several([irecv(comm, each, source, tag) for each in value])
     group = comm.peer_group(source)
+    require_place(value)
     flat = Flat(comm, value)
     fill = comm.arrivals.claim(source, tag, flat.tensor)
     if fill is not None:
@@ -137,6 +138,8 @@ def recv(comm: Communicator, value: Any, source: int | None, tag: int) -> Any:
         return taken
     if source is not None:
         group = comm.peer_group(source)
+    require_place(value)
+    if source is not None:
         flat = Flat(comm, value)
         started = comm.statistics.start(flat.tensor)
         if not comm.arrivals.take_from(source, tag, flat.tensor):

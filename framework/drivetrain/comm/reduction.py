@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from drivetrain.comm import schedules
 from drivetrain.comm.arguments import is_whole_list, require_op
-from drivetrain.comm.buffers import Flat, cut, joined, refuse_read_only, require_share, same_kind, tensor_of
+from drivetrain.comm.buffers import Flat, cut, joined, require_place, require_share, same_kind, tensor_of
 from drivetrain.comm.choice import choose
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.comm.point_to_point import exchange
@@ -57,7 +57,7 @@ def all_reduce(comm: Communicator, value: Any, op: str, algorithm: str | Schedul
     values = value if isinstance(value, list | tuple) else [value]
     for each in values:
         require(op, tensor_of(each).dtype, "all_reduce")
-        refuse_read_only(each)
+        require_place(each)
     if comm.check:
         comm.agree("all_reduce", value, op=op, algorithm=algorithm if isinstance(algorithm, str) else algorithm.name)
 
@@ -88,7 +88,7 @@ def reduce(comm: Communicator, value: Any, destination: int, op: str) -> Any:
     comm.require_rank(destination)
     for each in values:
         require(op, tensor_of(each).dtype, "reduce")
-        refuse_read_only(each)
+        require_place(each)
     if comm.check:
         comm.agree("reduce", value, op=op, destination=destination)
     here = comm.rank == destination
