@@ -298,6 +298,29 @@ def test_groups_keep_the_patience_of_their_maker() -> None:
     assert all(0.5 < seconds < SOON for seconds in ranks.run(impatient, 2)[0])
 
 
+def broken(comm: Communicator) -> list[str]:
+    """What is asked of a group that a time-out has broken."""
+    group = Communicator(comm.group, timeout=timedelta(seconds=1)).split(0)
+    assert group is not None
+    if comm.rank == 1:
+        comm.barrier()
+        return []
+    with pytest.raises(PeerLost, match="lost rank 1"):
+        group.recv(torch.ones(1), 1)
+    said = []
+    for call in (group.all_reduce, group.broadcast, group.all_gather, group.reduce, group.all_gather_object):
+        with pytest.raises(CommunicationError) as caught:
+            call(torch.ones(2))
+        said.append(str(caught.value))
+    comm.barrier()
+    return said
+
+
+def test_a_group_that_a_time_out_has_broken_says_so() -> None:
+    said = ranks.run(broken, 2)[0]
+    assert len(said) == 5 and all("lost another rank" in each for each in said), said
+
+
 def test_groups_without_a_process_group() -> None:
     comm = Communicator()
     part = comm.split(4)

@@ -64,8 +64,10 @@ def explained(operation: Operation) -> Operation:
 
 
 def _of_transport(error: RuntimeError) -> bool:
-    # Gloo raises plain errors that say where in its source they come from; torch has types for the rest.
-    return type(error).__name__.startswith("Dist") or "gloo/" in str(error)
+    # Gloo raises plain errors that say where in its source they come from, but for what a group says that has broken
+    # its connections itself, after a time-out; torch has types for the rest.
+    said = str(error)
+    return type(error).__name__.startswith("Dist") or "gloo/" in said or "caused pair closure" in said
 
 
 def lost(rank: int, peer: int, label: str, error: Exception) -> PeerLost:
