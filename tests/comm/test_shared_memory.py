@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm import meeting
-from drivetrain.comm.communicator import CollectiveFailed, Communicator
+from drivetrain.comm.communicator import CollectiveFailed, CommunicationError, Communicator
 from drivetrain.comm.execute import Executor
 from drivetrain.comm.schedules import chain, recursive_doubling, ring
 from drivetrain.comm.shared_memory import SLOT_BYTES, SLOTS
@@ -174,6 +174,35 @@ def too_late(comm: Communicator) -> tuple[str, str]:
 def test_what_failed_is_not_taken_for_what_follows() -> None:
     (first, again), (late, _) = ranks.run(too_late, 2)
     assert "timed out" in first and "make a new group" in again and "lost rank 0" in late
+
+
+UNLIKE = {
+    "longer": lambda rank: (3 + rank, torch.float32, "sum", "ring"),
+    "many segments": lambda rank: (3_000_000 + 100 * rank, torch.float32, "sum", "ring"),
+    "as many bytes": lambda rank: (8 // (1 + rank), (torch.float32, torch.float64)[rank], "sum", "ring"),
+    "another operation": lambda rank: (4, torch.float32, ("sum", "max")[rank], "ring"),
+    "another way": lambda rank: (4, torch.float32, "sum", ("ring", "recursive_doubling")[rank]),
+}
+
+
+def unlike(comm: Communicator, case: str) -> str:
+    group = comm.split(0)
+    assert group is not None
+    numel, dtype, op, algorithm = UNLIKE[case](comm.rank)
+    try:
+        group.all_reduce(torch.ones(numel, dtype=dtype), op, algorithm)  # type: ignore[arg-type]
+    except CommunicationError as error:
+        said = str(error)
+    else:
+        said = "nothing"
+    comm.barrier()  # who left first would be lost to the other
+    return said
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_ranks_that_do_not_do_the_same_are_told(case: str) -> None:
+    for rank, said in enumerate(ranks.run(unlike, 2, case)):
+        assert "the ranks do not do the same" in said and f"rank {1 - rank}: " in said, said
 
 
 def of_any_mode(comm: Communicator) -> None:

@@ -127,7 +127,7 @@ class Executor:
             program = compile_program(self.schedule, numel, comm.rank, max(1, longest // size))
             traffic = program.elements_sent * size, program.messages
             if links is not None:
-                plan = plans.shared_plan(program, comm.rank, links, tensor, op)
+                plan = plans.shared_plan(program, comm.rank, links, tensor, op, self.schedule)
             else:
                 plan = plans.program_plan(program, comm.rank, comm.group, tensor, op)
         if self.op == "average":

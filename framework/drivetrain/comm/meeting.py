@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.comm import plain
-from drivetrain.comm.shared_memory import SLOT_BYTES, SLOTS, Link, SharedMemory
+from drivetrain.comm.shared_memory import QUEUE_BYTES, Link, SharedMemory
 from drivetrain.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 SWITCH = "DRIVETRAIN_SHARED_MEMORY"  # 0: not to be used
 
 _PATIENCE = 10.0  # seconds that a rank waits for another's links, once all are known to be here
-_QUEUE = SLOTS * SLOT_BYTES
 _RANK = struct.Struct("=i")
 _LONGEST_PATH = 100  # bytes; a socket's address has room for 108
 _MOST = 16  # ranks: each link takes two of the files that a process may have open
@@ -84,7 +83,7 @@ def _memory(size: int, stack: ExitStack) -> int:
     """
     memory = os.memfd_create("drivetrain", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     stack.callback(os.close, memory)
-    os.ftruncate(memory, size * _QUEUE)
+    os.ftruncate(memory, size * QUEUE_BYTES)
     # Who reads memory that has shrunk is killed.
     fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return memory
@@ -119,7 +118,7 @@ def _links(rank: int, paths: list[str], listener: socket.socket, memory: int, st
         OSError: the system refuses, or a rank did not come.
     """
     size = len(paths)
-    own = _mapped(memory, 0, size * _QUEUE)
+    own = _mapped(memory, 0, size * QUEUE_BYTES)
     wires: dict[int, socket.socket] = {}
     theirs: dict[int, torch.Tensor] = {}
 
@@ -130,7 +129,7 @@ def _links(rank: int, paths: list[str], listener: socket.socket, memory: int, st
             raise ConnectionError("a rank closed its connection while all met")
         peer = int(_RANK.unpack(said)[0])
         try:
-            theirs[peer] = _mapped(descriptors[0], rank * _QUEUE, _QUEUE)
+            theirs[peer] = _mapped(descriptors[0], rank * QUEUE_BYTES, QUEUE_BYTES)
         finally:
             os.close(descriptors[0])
         return peer
@@ -152,7 +151,7 @@ def _links(rank: int, paths: list[str], listener: socket.socket, memory: int, st
     for peer in range(rank):
         take(wires[peer])
     return {
-        peer: Link(peer, wire.dup(), own[peer * _QUEUE : (peer + 1) * _QUEUE], theirs[peer])
+        peer: Link(peer, wire.dup(), own[peer * QUEUE_BYTES : (peer + 1) * QUEUE_BYTES], theirs[peer])
         for peer, wire in sorted(wires.items())
     }
 

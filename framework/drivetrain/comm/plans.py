@@ -92,9 +92,14 @@ def program_plan(program: Program, rank: int, group: dist.ProcessGroup, like: to
 _TAKE_FIRST, _TAKE_SECOND = range(_SECOND + 1, _SECOND + 3)
 
 
-def shared_plan(program: Program, rank: int, memory: SharedMemory, like: torch.Tensor, op: str) -> Plan:
-    """The compiled program through memory that the ranks share. What is added at once is added out of the peer's slot;
-    what must wait until something else is sent is copied aside, so that the slot is free for what follows."""
+def shared_plan(
+    program: Program, rank: int, memory: SharedMemory, like: torch.Tensor, op: str, schedule: Schedule
+) -> Plan:
+    """The compiled program of ``schedule`` through memory that the ranks share. What is added at once is added out of
+    the peer's slot; what must wait until something else is sent is copied aside, so that the slot is free for what
+    follows."""
+    how = f"in {len(schedule.rounds)} rounds of {schedule.chunks} chunks by {schedule.name}"
+    what = f"{op} of {like.numel()} {str(like.dtype).removeprefix('torch.')} {how}".encode()
     combine, links = COMBINE[op], memory.links
     scratch = torch.empty(program.scratch, dtype=like.dtype)
     spans: dict[Span, int] = {}
@@ -162,6 +167,7 @@ def shared_plan(program: Program, rank: int, memory: SharedMemory, like: torch.T
     @torch.inference_mode()
     def plan(tensor: torch.Tensor) -> None:
         memory.require_whole()
+        memory.begin(what)
         try:
             run(tensor)
         except BaseException:

@@ -3,11 +3,13 @@ takes both through the kernel.
 
 Every rank owns memory in which it has a queue of a few slots for each other rank. A byte on a socket between the two
 says that a slot has been filled, or read; so a rank that waits sleeps, and one whose peer is gone sees the end of the
-stream. Messages from one rank to another arrive in the order in which they were sent.
+stream. Messages from one rank to another arrive in the order in which they were sent. A note with each says what it is
+a piece of, since memory is read whatever it holds: ranks that do not do the same would get numbers that mean nothing.
 """
 
 from __future__ import annotations
 
+import mmap
 import select
 import socket
 import time
@@ -15,23 +17,34 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing.util import register_after_fork
 
+import numpy as np
 import torch
 
-from drivetrain.comm.failures import CollectiveFailed, lost
+from drivetrain.comm.failures import CollectiveFailed, CommunicationError, lost
 
 # Of a slot. What is read of a message of this length is still in the cache that processors share.
 SLOT_BYTES = 2**20
 # A rank may be so many messages ahead of a reader.
 SLOTS = 4
+# Of a queue: its slots, then their notes.
+NOTE_BYTES = 128
+QUEUE_BYTES = SLOTS * SLOT_BYTES + -(-SLOTS * NOTE_BYTES // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 _FILLED, _READ = b"f", b"r"
 _GAVE_UP = 128  # and the rank that was lost; the last word
 
 
+def _notes(queue: torch.Tensor) -> np.ndarray:
+    """The notes of a queue's slots, over its memory."""
+    start = SLOTS * SLOT_BYTES
+    return queue[start : start + SLOTS * NOTE_BYTES].numpy().view(f"S{NOTE_BYTES}")
+
+
 class Link:
-    """The way to one peer and back; the slots of both are bytes.
+    """The way to one peer and back; the queues of both are bytes.
 
     Attributes:
+        note: of the messages under way.
         closed: whether the peer's end of the wire is gone; what it had said before counts.
         culprit: the rank that is lost if this link is: the peer, or the one for whose loss the peer gave up.
         free: slots that may be filled.
@@ -42,6 +55,8 @@ class Link:
 
     def __init__(self, peer: int, wire: socket.socket, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
         self.peer, self.wire, self.outgoing, self.incoming = peer, wire, outgoing, incoming
+        self._notes_out, self._notes_in = _notes(outgoing), _notes(incoming)
+        self.note = b""
         wire.setblocking(False)
         self.closed = False
         self.culprit = peer
@@ -54,12 +69,24 @@ class Link:
         """Put ``message`` into the next slot, which is free, and say so."""
         start = self._next_out * SLOT_BYTES
         self.outgoing[start : start + message.nbytes].view(message.dtype).copy_(message)
+        self._notes_out[self._next_out] = self.note
         self._next_out = (self._next_out + 1) % SLOTS
         self.free -= 1
         self.say(_FILLED)
 
     def message(self, like: torch.Tensor) -> torch.Tensor:
-        """The oldest message that was not read, of the length and dtype of ``like``, as it lies in its slot."""
+        """The oldest message that was not read, of the length and dtype of ``like``, as it lies in its slot.
+
+        Raises:
+            CommunicationError: it is a piece of something else than what is under way here.
+        """
+        if (note := self._notes_in[self._next_in]) != self.note:
+            theirs, mine = (each.decode(errors="replace") for each in (note, self.note))
+            raise CommunicationError(
+                f"the ranks do not do the same (rank {self.peer}: {theirs}; here: {mine}): call the same operation "
+                "with the same shape, dtype and arguments on all of them; with DRIVETRAIN_CHECK_COLLECTIVES=1 each "
+                "is compared before it begins."
+            )
         start = self._next_in * SLOT_BYTES
         return self.incoming[start : start + like.nbytes].view(like.dtype)
 
@@ -116,6 +143,12 @@ class SharedMemory:
             self._poll.register(number, select.POLLIN)
 
     # -- messages -----------------------------------------------------------------------------------------------
+    def begin(self, what: bytes) -> None:
+        """From here on all messages, both ways, are pieces of ``what``, of which the first ``NOTE_BYTES`` count."""
+        note = what[:NOTE_BYTES]
+        for link in self.links.values():
+            link.note = note
+
     def progress(self, done: list[bool], until: int = -1) -> None:
         """Move what can be moved without waiting, and note it in ``done`` by the messages' numbers. A message with the
         number ``until`` stays in its slot, and those that follow it in theirs."""
