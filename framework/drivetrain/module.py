@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, cast
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from drivetrain.class_only import class_only
@@ -238,7 +239,8 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
 
         Args:
             name: key; with both ``on_step`` and ``on_epoch`` it forks into ``name_step`` and ``name_epoch``.
-            value: number, one-element tensor, or a torchmetrics metric.
+            value: number, one-element tensor, or a torchmetrics metric. One that was computed of weights or gradients
+                which ranks hold in shards is put together by all of them, one small exchange for each call.
             prog_bar: show it in the progress bar.
             logger: write it to the loggers (default yes).
             on_step: log the value of the step at log boundaries (default in training hooks of a batch).
@@ -257,6 +259,8 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
             raise ConfigurationError(
                 f"self.log({name!r}, sync_dist_group=...): values are combined over all ranks: leave it out."
             )
+        if isinstance(value, DTensor):  # a norm of weights in shards: what the ranks have of it, put together by all
+            value = value.full_tensor()
         if rank_zero_only and trainer.global_rank != 0:
             return
         trainer.metrics.log(

@@ -16,6 +16,7 @@ from torch.utils.data._utils import signal_handling
 
 from drivetrain import Trainer
 from drivetrain.errors import ConfigurationError, WorkerError
+from drivetrain.lightning.utilities import grad_norm
 from drivetrain_plugins.strategies.fsdp import blocks_of
 from drivetrain_plugins.strategies.tensor_plan import plan_of
 from recipes.char_lm.model import Attention
@@ -599,3 +600,29 @@ class Interrupted(Classifier):
 def test_a_loaders_process_that_dies_in_a_step_is_not_the_optimizers_fault() -> None:
     with pytest.raises(WorkerError, match=r"rank \d failed: RuntimeError: DataLoader worker \(pid \d+\)"):
         train(Interrupted, "fsdp", 2, max_epochs=1)
+
+
+class LogsNorms(Planned):
+    """Of weights and gradients, in all ways in which a value is shown."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("weight", self.net[0].weight.detach().norm(), on_epoch=True, prog_bar=True)
+        self.log("first", self.net[0].weight.detach().norm(), rank_zero_only=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.log_dict(grad_norm(self, 2), on_step=False, on_epoch=True)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("largest", self.net[2].bias.max(), reduce_fx="max")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [("fsdp", 2), ("tensor_parallel", 2), ({"name": "mesh", "data": 1, "shard": 2, "tensor": 2}, 4)],
+    ids=["fsdp", "tensor_parallel", "shard x tensor"],
+)
+def test_norms_of_parts_are_logged_as_those_of_the_whole(strategy: Any, devices: int) -> None:
+    seen: dict[str, Any] = {"validation": loader(23, 5, False), "enable_progress_bar": True, "log_every_n_steps": 3}
+    one, several = train(LogsNorms, **seen), train(LogsNorms, strategy, devices, timeout=10, **seen)
+    assert max(difference(one, several).values()) < 1e-10

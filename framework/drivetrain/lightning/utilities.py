@@ -29,6 +29,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup as ProcessGroup
 from torch.distributed import ReduceOp as ReduceOp
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel as DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -251,13 +252,18 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
         raise ValueError(f"norm_type is above 0, not {norm_type}.")
     head = f"grad_{kind}_norm"
     found = {
-        f"{head}{group_separator}{name}": p.grad.data.norm(kind)
+        f"{head}{group_separator}{name}": _whole(p.grad.data.norm(kind))
         for name, p in module.named_parameters()
         if p.grad is not None
     }
     if found:
         found[f"{head}_total"] = torch.stack(list(found.values())).norm(kind)
     return found
+
+
+def _whole(value: Tensor) -> Tensor:
+    """``value`` as every rank of its mesh has it: norms of gradients that are cut otherwise do not go together."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def find_shared_parameters(module: nn.Module) -> list[list[str]]:

@@ -152,12 +152,13 @@ def _of_dtensor(error: BaseException) -> bool:
 
 
 class _Gathers(logging.Filter):
-    """Drops torch's advice on tensors that are cut twice along one dimension (shard x tensor): they are put together
-    by two gathers instead of one, for checkpoints only. What it warns of, other orders of summation, is not there: a
-    gather sums nothing."""
+    """Drops torch's advice on what is cut along both dimensions of a mesh (shard x tensor): it is put together by two
+    gathers instead of one, for checkpoints only, and norms by two sums, where they are logged. What it warns of, other
+    orders of summation, is not there: a gather sums nothing, and sums go along one dimension after the other."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return "sequential all_gather operations" not in record.getMessage()
+        message = record.getMessage()
+        return not any(f"sequential {kind} operations" in message for kind in ("all_gather", "all_reduce"))
 
 
 def quiet_gathers() -> None:
