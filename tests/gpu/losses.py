@@ -1,5 +1,6 @@
 """Losses of the GPT of ``python -m drivetrain.bench gpt`` on more ranks than there are GPUs, over NCCL, beside those of
-``single`` on the same batches: ``python -m tests.gpu.losses RANKS [--size gpt2] [--precision 32-true]``.
+``single`` on the same batches: ``python -m tests.gpu.losses RANKS [--precision 32-true]``. (The size gpt2 is too much for
+four ranks of one GPU: its first row does not come within a minute.)
 
 The exit code is 1 where one that is exact is further from ``single`` than ``--tolerance``.
 """
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.gpu.losses", description=__doc__)
     made.add_argument("ranks", type=int)
     made.add_argument("--strategies", type=lambda text: text.split(","), default=[""])
-    made.add_argument("--size", choices=sorted(SIZES), default="gpt2")
+    made.add_argument("--size", choices=sorted(SIZES), default="small")
     made.add_argument("--precision", default="bf16-mixed")
     made.add_argument("--accelerator", default="gpu")
     made.add_argument("--batch", type=int, default=8, help="sequences of a micro-batch")
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> int:
     pieces = {contest.scale(task.ranks) for contest in todo}
     single = {number: losses("single", 1, number, task) for number in sorted(pieces)}
     with tempfile.TemporaryDirectory() as folder:
-        running = one_gpu.start(task.ranks, [sys.executable, "-m", __spec__.name, *argv, "--as-rank", folder])
+        running = one_gpu.start(task.ranks, [sys.executable, "-m", __spec__.name, *argv, "--as-rank", folder], 1 << 27)
         try:
             for number, contest in enumerate(todo):
                 result = Path(folder) / f"{number}.json"
