@@ -1,6 +1,6 @@
 """Losses of the GPT of ``python -m drivetrain.bench gpt`` on more ranks than there are GPUs, over NCCL, beside those of
-``single`` on the same batches: ``python -m tests.gpu.losses RANKS [--precision 32-true]``. (The size gpt2 is too much for
-four ranks of one GPU: its first row does not come within a minute.)
+``single`` on the same batches: ``python -m tests.gpu.losses RANKS [--precision 32-true]``. (The size gpt2 is too
+much for four ranks of one GPU: its first row does not come within a minute.)
 
 The exit code is 1 where one that is exact is further from ``single`` than ``--tolerance``.
 """
