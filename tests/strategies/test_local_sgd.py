@@ -118,6 +118,33 @@ def test_between_averages_the_mean_is_validated_and_handed_over() -> None:
     assert max(difference(run, other).values()) < 1e-12
 
 
+class ByHand(Normalised):
+    """Makes a step of every other batch, so that an epoch ends in one that only BatchNorm has seen."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch))
+        if batch_idx % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def on_validation_epoch_end(self) -> None:
+        for name, value in self.net[1].named_buffers():
+            self.log(f"{name}/least", value.double().sum(), reduce_fx="min")
+            self.log(f"{name}/most", value.double().sum(), reduce_fx="max")
+
+
+@pytest.mark.parametrize("strategy", [local(period=2), "gossip", {"name": "elastic_averaging", "period": 2}], ids=str)
+def test_what_only_running_statistics_saw_is_averaged_before_validation(strategy: Any) -> None:
+    """Validated a step of the optimizer after an average, and again when another batch has gone forward."""
+    data = loader(32)
+    run = train(ByHand, strategy, 2, data=data, validation=loader(7, 3, shuffle=False), val_check_interval=1)
+    for name in ("running_mean", "running_var"):
+        assert run.metrics[f"{name}/least"] == run.metrics[f"{name}/most"]
+
+
 def test_validating_changes_nothing() -> None:
     options = {"data": loader(48)}
     validated = {"validation": loader(23, 5, shuffle=False), "val_check_interval": 1}

@@ -101,14 +101,20 @@ class LocalReplicas(Strategy):
         self.averaging.mean([b.detach() for b in self.module.buffers() if has_mean(b)], counts=False)
 
     # -- a step -------------------------------------------------------------------------------------------------
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        """From here on replicas differ: in running statistics already, where no optimizer step follows."""
+        self._equal = self.synchronous or self.data.size == 1
+        return super().forward(call, batch)
+
+    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        return super().forward(call, batch)
+
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
     ) -> bool:
         stepped = super().optimizer_step(optimizer, closure, before_step)
-        if self.synchronous or self.data.size == 1:
-            return stepped
-        self._equal = False
-        return True  # a replica that skips counts the step with the others, or they would mix at different steps
+        # A replica that skips counts the step with the others, or they would mix at different steps.
+        return stepped or not (self.synchronous or self.data.size == 1)
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         if self.synchronous and self.data.size > 1:
