@@ -626,3 +626,32 @@ def test_norms_of_parts_are_logged_as_those_of_the_whole(strategy: Any, devices:
     seen: dict[str, Any] = {"validation": loader(23, 5, False), "enable_progress_bar": True, "log_every_n_steps": 3}
     one, several = train(LogsNorms, **seen), train(LogsNorms, strategy, devices, timeout=10, **seen)
     assert max(difference(one, several).values()) < 1e-10
+
+
+class Penalised(Planned):
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss(batch) + 0.01 * sum(weight.abs().sum() for weight in self.parameters())
+
+
+class Borrows(Planned):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/hidden", nn.functional.linear(batch[0], self.net[0].weight).norm())
+
+
+@pytest.mark.parametrize(("make", "way_out"), [(Penalised, r"\(weight_decay\)"), (Borrows, "call the layer")])
+@pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [
+        ({"name": "fsdp", "wrap": "Linear"}, 2),
+        ("tensor_parallel", 2),
+        ({"name": "mesh", "data": 1, "shard": 2, "tensor": 2}, 4),
+    ],
+    ids=["fsdp", "tensor_parallel", "shard x tensor"],
+)
+def test_parameters_beside_their_layers_are_refused(make: Any, way_out: str, strategy: Any, devices: int) -> None:
+    with pytest.raises(WorkerError, match=rf"Error: a step computes with parameters beside their layers' .*{way_out}"):
+        train(make, strategy, devices, validation=loader(23, 5, False), max_epochs=1, timeout=10)
+
+
+def test_a_penalty_where_parameters_are_gathered_for_the_whole_step() -> None:
+    assert max(difference(train(Penalised), train(Penalised, "fsdp", 2)).values()) < 1e-10

@@ -337,3 +337,16 @@ def test_options_and_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "persistence_threshold=-1" in found(persistence_threshold=-1)
     monkeypatch.setattr(declared, "find_spec", lambda name: None)
     assert found() == "strategy=zero needs DeepSpeed: pip install 'deepspeed>=0.19'"
+
+
+class Penalised(Classifier):
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss(batch) + 0.01 * sum(weight.abs().sum() for weight in self.parameters())
+
+
+def test_a_penalty_on_weights() -> None:
+    short: dict[str, Any] = {"max_steps": 4, "precision": "32-true"}
+    two = train(Penalised, {"name": "zero", "stage": 2}, 2, **short)
+    assert max(difference(train(Penalised, **short), two).values()) < 2e-6
+    with pytest.raises(WorkerError, match=r"where they are empty .* use strategy\.stage=2"):
+        train(Penalised, {"name": "zero", "stage": 3}, 2, **short)

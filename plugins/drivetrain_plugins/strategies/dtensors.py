@@ -142,6 +142,25 @@ def stepping(optimizer: Optimizer) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def computing() -> Iterator[None]:
+    """Around a module's step: says so where it computes with the part of a parameter that a rank holds as if it were a
+    whole tensor (a penalty on weights, a layer's weight in a function), which no layer has gathered for it.
+
+    Raises:
+        TrainingError: it does; the first cause is attached.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "mixed torch.Tensor and DTensor" not in str(error):
+            raise
+        raise TrainingError(
+            "a step computes with parameters beside their layers' own forward pass, where a rank holds a part of each:"
+            " call the layer, let the optimizer see to a penalty on weights (weight_decay), or use strategy=ddp."
+        ) from error
+
+
 def _of_dtensor(error: BaseException) -> bool:
     """Whether ``error`` comes from torch's dispatch of DTensors, and not from what interrupted that: when a loader's
     process has died, the handler of the signal raises wherever this process is."""

@@ -243,8 +243,9 @@ class FullySharded(Strategy):
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)
         if self._passes is None:
-            return super().forward_backward(step)
-        with self._passes.step():
+            with dtensors.computing():
+                return super().forward_backward(step)
+        with self._passes.step(), dtensors.computing():
             loss = super().forward_backward(step)
             if loss is None:
                 self._without_loss(self._passes, step)
@@ -289,7 +290,7 @@ class FullySharded(Strategy):
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         # What is gathered under inference mode could not be used in training any more.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), dtensors.computing():
             output = super().evaluation_step(call, batch)
         let_go(self._cut)  # no backward pass follows, and a hook may write to the weights
         return output

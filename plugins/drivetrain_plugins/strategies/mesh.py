@@ -112,7 +112,7 @@ class Mesh(Strategy):
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)
         reduces = self.sharded and (every or step.last)
-        with self._passes.step() if self._passes else nullcontext():
+        with self._passes.step() if self._passes else nullcontext(), dtensors.computing():
             loss = super().forward_backward(step)
             made = loss is not None
             if loss is None and self._passes is not None:
@@ -167,7 +167,7 @@ class Mesh(Strategy):
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         # What FSDP gathers under inference mode could not be used in training any more, and DTensor has no rules there.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), dtensors.computing():
             output = super().evaluation_step(call, batch)
         let_go(self._cut)  # no backward pass follows, and a hook may write to the weights
         return output

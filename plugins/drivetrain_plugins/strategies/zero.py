@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, TrainingError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
@@ -219,8 +219,17 @@ class Zero(Strategy):
             self._losses.over(weighted, _told(self._order))
 
     def _backward_pass(self, loss: Tensor, **options: Any) -> None:
-        with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
-            self._engine.backward(loss, scale_wrt_gas=False, **options)
+        try:
+            with self._reached.required(loss, self.job.rank) if self._reached is not None else nullcontext():
+                self._engine.backward(loss, scale_wrt_gas=False, **options)
+        except RuntimeError as error:
+            if not self._sharded or "got [0] but expected shape" not in str(error):
+                raise
+            raise TrainingError(
+                "a loss is computed of parameters beside their layers' own forward pass, where they are empty under"
+                " strategy=zero with stage=3: let the optimizer see to a penalty on weights (weight_decay), or use"
+                " strategy.stage=2."
+            ) from error
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
