@@ -126,3 +126,6 @@ def test_local_steps_and_epochs() -> None:
     assert local_windows(samples, shuffle=False, epochs=1, steps=1, **options) == [[samples[:4], samples[4:8]]]
     options |= {"drop_last": True, "limit": 1}
     assert local_windows(samples[:3], shuffle=False, epochs=1, steps=None, **options) == [[samples[:3]]]
+    for limit, batches in ((1.0, 2), (0.5, 1), (0.1, 1)):  # of two whole ones
+        found = local_windows(samples, shuffle=False, epochs=1, steps=None, **{**options, "limit": limit})
+        assert sum(map(len, found)) == batches

@@ -204,6 +204,20 @@ def test_a_hook_that_ends_the_epoch_ends_the_client() -> None:
     assert max(float((short.weights[n] - v).abs().max()) for n, v in steps.weights.items()) == 0.0
 
 
+@pytest.mark.parametrize(("limit", "read"), [(7, 7), (20, 13), (0.5, 6), (1.0, 13), (0.15, 1)])
+def test_a_limit_of_batches_is_of_each_clients_own(limit: int | float, read: int) -> None:
+    """Four clients of 13 batches of one sample each, where the loader has 7 batches of 8."""
+
+    class Counts(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("batches", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
+            return super().training_step(batch, batch_idx)
+
+    options = {"data": loader(52), "max_epochs": 1, "limit_train_batches": limit}
+    run = train(Counts, federated(clients=4, batch_size=1), 2, **options)
+    assert run.metrics["batches"] == 4 * read
+
+
 def test_loader_workers_read_the_clients_data() -> None:
     data = DataLoader(dataset(51), batch_size=8, shuffle=True, num_workers=2)
     there = train(Plain, federated(clients=3), 2, data=data)

@@ -28,7 +28,7 @@ def local_windows(
     drop_last: bool,
     epochs: int,
     steps: int | None,
-    limit: int | None,
+    limit: int | float | None,
     key: tuple[int, ...],
 ) -> Windows:
     """A client's local steps of one round: ``epochs`` passes over its ``samples``, or just ``steps`` steps.
@@ -36,7 +36,7 @@ def local_windows(
     Args:
         accumulate: micro-batches a step; a pass may end in a shorter one.
         drop_last: leave out a short last batch, unless it is the only one.
-        limit: most micro-batches of a pass.
+        limit: most micro-batches of a pass, or as a float the part of them that is read: at least one.
         key: seed, round and client, of which the order of each pass is drawn.
     """
     windows: Windows = []
@@ -46,7 +46,7 @@ def local_windows(
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
         if drop_last and len(batches) > 1 and len(batches[-1]) < batch_size:
             batches.pop()
-        batches = batches[:limit]
+        batches = batches[: max(1, int(limit * len(batches))) if isinstance(limit, float) else limit]
         windows += [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
         number += 1
     return windows[:steps]

@@ -30,7 +30,8 @@ from drivetrain_plugins.strategies.averaging import Averaging
 class Federated(Strategy):
     """Between rounds all ranks hold the global model. In a round each chosen client starts from it with a fresh
     optimizer state (learning rates stay as the schedulers set them), trains, and leaves; the global model becomes the
-    mean weighted by samples. What a client does depends on seed, round and client only, never on its rank.
+    mean weighted by samples. What a client does depends on seed, round and client only, never on its rank. A limit of
+    training batches holds for each pass of a client over its own.
     """
 
     _optimizers: list[Optimizer] = []
@@ -117,7 +118,7 @@ class Federated(Strategy):
             drop_last=data.loader.drop_last,
             epochs=options.local_epochs,
             steps=options.local_steps,
-            limit=None if data.length == data.full_length else int(data.length),
+            limit=self.module.trainer.limits["train"],  # of this client's batches, not of those of the loader
             key=key,
         )
 
