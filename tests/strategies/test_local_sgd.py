@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from drivetrain import Callback, Trainer, TrainModule, checkpoint
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WorkerError
 from drivetrain.sharding import BatchSource
 from drivetrain.strategy import Shard
 from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
@@ -143,6 +143,21 @@ def test_what_only_running_statistics_saw_is_averaged_before_validation(strategy
     run = train(ByHand, strategy, 2, data=data, validation=loader(7, 3, shuffle=False), val_check_interval=1)
     for name in ("running_mean", "running_var"):
         assert run.metrics[f"{name}/least"] == run.metrics[f"{name}/most"]
+
+
+class StepsItself(Gan):
+    """With the optimizers as they were configured: Lightning counts no step of theirs."""
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        return super().optimizers(use_pl_optimizer=False)
+
+
+@pytest.mark.parametrize("strategy", [local(period=2), "gossip", "elastic_averaging"], ids=str)
+def test_steps_that_nobody_counts_are_refused_where_replicas_would_never_meet(strategy: Any) -> None:
+    with pytest.raises(WorkerError, match=r"no step is counted after which strategy=\w+ would bring replicas together"):
+        train(StepsItself, strategy, 2)
+    train(StepsItself, {"name": "elastic_averaging", "mix": "gradients"}, 2, max_epochs=1)
+    train(StepsItself, local(period=1), 2, max_epochs=1)
 
 
 def test_validating_changes_nothing() -> None:

@@ -33,6 +33,10 @@ class ElasticAveraging(LocalReplicas):
         """``0.9 / ranks`` unless given, so that the centre moves nine tenths of the way to the replicas' mean."""
         return 0.9 / self.data.size if self.options.moving_rate is None else self.options.moving_rate
 
+    @property
+    def mixes(self) -> bool:
+        return self.options.mix == "weights"
+
     def begin(self) -> None:
         if self.options.mix == "weights":
             self._centre = like(self.trained())

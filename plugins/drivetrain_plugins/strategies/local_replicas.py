@@ -14,6 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
+from drivetrain.errors import MisuseError
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import load_named_state, named_state, parameter_names
@@ -42,6 +43,8 @@ class LocalReplicas(Strategy):
     _fits = False
     _equal = True  # whether all replicas hold the same
     _volume = _dense = 0  # bytes of one average of the gradients, and of all that there would have been
+    _stepping = False  # whether an optimizer is stepped through the strategy
+    _counted = _uncounted = False  # whether one was since the last batch began, and whether one stepped by itself
     _sums: tuple[torch.Tensor, torch.Tensor]  # over the ranks: those that contributed, and the window's weight
 
     def mix(self) -> None:
@@ -58,6 +61,11 @@ class LocalReplicas(Strategy):
     @property
     def period(self) -> int:
         return self.options.period
+
+    @property
+    def mixes(self) -> bool:
+        """Whether :meth:`mix` brings replicas together, which then depends on every step being counted."""
+        return not self.synchronous
 
     # -- coming to be -------------------------------------------------------------------------------------------
     def check_module(self, module: TrainModule, plan: Plan) -> None:
@@ -83,6 +91,9 @@ class LocalReplicas(Strategy):
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
         self._optimizers = make()
         self._volume = self.averaging.volume(list(self.trained().values()))
+        self._counted = self._uncounted = False
+        for optimizer in self._optimizers if self.mixes and self.data.size > 1 else []:
+            optimizer.register_step_pre_hook(self._note_step)
         self.begin()
         return self._optimizers
 
@@ -104,7 +115,16 @@ class LocalReplicas(Strategy):
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
         """From here on replicas differ: in running statistics already, where no optimizer step follows."""
         self._equal = self.synchronous or self.data.size == 1
+        if self._uncounted and not self._counted:
+            raise MisuseError(
+                f"the steps of {type(self.module).__name__} are made by optimizers themselves, where no step is counted"
+                f" after which strategy={self.name} would bring replicas together: step what self.optimizers() gives."
+            )
+        self._counted = self._uncounted = False
         return super().forward(call, batch)
+
+    def _note_step(self, *_: Any) -> None:
+        self._uncounted |= not self._stepping
 
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         return super().forward(call, batch)
@@ -112,7 +132,11 @@ class LocalReplicas(Strategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
     ) -> bool:
-        stepped = super().optimizer_step(optimizer, closure, before_step)
+        self._counted = self._stepping = True
+        try:
+            stepped = super().optimizer_step(optimizer, closure, before_step)
+        finally:
+            self._stepping = False
         # A replica that skips counts the step with the others, or they would mix at different steps.
         return stepped or not (self.synchronous or self.data.size == 1)
 
