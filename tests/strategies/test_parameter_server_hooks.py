@@ -141,9 +141,10 @@ class Fails(Classifier):
 
 
 @pytest.mark.parametrize("options", [{}, {"embedded": True}, {"mode": "async"}], ids=str)
-def test_the_first_cause_is_shown(options: dict[str, Any]) -> None:
+def test_the_first_cause_is_shown(options: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(WorkerError, match="rank 1 failed: ValueError: the second worker's own fault"):
         train(Fails, server(**options), 3)
+    assert "Exception in thread" not in capfd.readouterr().err  # of the server beside the first worker
 
 
 class NoOptimizer(Classifier):

@@ -27,6 +27,7 @@ class ElasticAveraging(LocalReplicas):
     def connect(self, job: Job) -> None:
         super().connect(job)
         self.synchronous = self.options.mix == "gradients" and self.options.local == 0
+        self.lays_out = self.options.mix == "weights"
 
     @property
     def moving_rate(self) -> float:

@@ -21,6 +21,7 @@ from drivetrain.named_optimizer import load_named_state, named_state, parameter_
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import Averaging, has_mean
 from drivetrain_plugins.strategies.mean_state import mean_state
+from drivetrain_plugins.strategies.new_groups import refuse_new_groups
 from drivetrain_plugins.strategies.replicas import on_device
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
@@ -34,10 +35,13 @@ class LocalReplicas(Strategy):
 
     Attributes:
         synchronous: whether gradients are averaged before each step, so that nothing is left to mix.
+        lays_out: whether something is kept for each parameter, from when training began.
         averaging: the means over all ranks.
     """
 
     synchronous = False
+    lays_out = False
+    _groups: list[tuple[Optimizer, int]] = []  # each optimizer with the number of its groups when training began
     _optimizers: list[Optimizer] = []
     _kept: dict[str, torch.Tensor] | None = None  # this rank's weights, while the module holds the consensus
     _fits = False
@@ -91,6 +95,7 @@ class LocalReplicas(Strategy):
     def build_optimizers(self, make: Callable[[], list[Optimizer]]) -> list[Optimizer]:
         self._optimizers = make()
         self._volume = self.averaging.volume(list(self.trained().values()))
+        self._groups = [(optimizer, len(optimizer.param_groups)) for optimizer in self._optimizers]
         self._counted = self._uncounted = False
         for optimizer in self._optimizers if self.mixes and self.data.size > 1 else []:
             optimizer.register_step_pre_hook(self._note_step)
@@ -132,6 +137,9 @@ class LocalReplicas(Strategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
     ) -> bool:
+        if self.lays_out:
+            known = next(count for one, count in self._groups if one is optimizer)
+            refuse_new_groups(optimizer, known, self.name)
         self._counted = self._stepping = True
         try:
             stepped = super().optimizer_step(optimizer, closure, before_step)

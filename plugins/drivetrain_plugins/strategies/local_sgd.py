@@ -29,6 +29,7 @@ class LocalSGD(LocalReplicas):
     def connect(self, job: Job) -> None:
         super().connect(job)
         self.synchronous = self.options.period == 1 and self.options.outer == "average"
+        self.lays_out = self.options.outer == "nesterov"
 
     def begin(self) -> None:
         if self.options.outer == "nesterov":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,7 @@ from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.first_step import refuse_unlike
+from drivetrain_plugins.strategies.new_groups import refuse_new_groups
 from drivetrain_plugins.strategies.own_parts import refuse_own_parts
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
@@ -55,6 +56,7 @@ class ParameterServer(Strategy):
     held: list[dict[str, Piece]]  # what each server holds, by its key
     clock = 0  # pushes of this worker
     version: tuple[int, ...] = (0,)  # of the weights this worker has, by server
+    groups = 0  # of parameters, that the servers' optimizers have
     staleness: list[list[int]] = []  # pushes, sum and largest, by server, as last heard
     stages = 0  # that were opened
     sent = (0, 0)  # bytes and messages of the stages before
@@ -111,6 +113,7 @@ class ParameterServer(Strategy):
         tensors = {name: p.detach() for name, p in self.parameters.items()}
         servers = len(self.roles.servers)
         self.kind = type(optimizers[0]).__name__
+        self.groups = len(optimizers[0].param_groups)
         self.firsts = None if servers == 1 or is_torchs(optimizers[0]) else {}
         if servers > 1:
             refuse_own_parts(optimizers[0], f"strategy=parameter_server with servers={servers}")
@@ -155,7 +158,7 @@ class ParameterServer(Strategy):
     def _start(self, server: Server) -> None:
         self.server = server
         if self.options.embedded:
-            self.thread = threading.Thread(target=server.run, name="parameter-server", daemon=True)
+            self.thread = threading.Thread(target=_run_beside, args=(server,), name="parameter-server", daemon=True)
             self.thread.start()
 
     def serve(self) -> None:
@@ -172,6 +175,7 @@ class ParameterServer(Strategy):
     ) -> bool:
         assert closure is not None
         closure()
+        refuse_new_groups(optimizer, self.groups, self.name)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedules: the servers step
         self.clip, self.whole = None, False
         if self.options.mode == "async":
@@ -405,3 +409,9 @@ class ParameterServer(Strategy):
             if window is not None:
                 window.close()
         self.window, self.windows = None, ()
+
+
+def _run_beside(server: Server) -> None:
+    """In a thread: the server keeps what it fails with, which its worker raises at the next request."""
+    with suppress(Exception):
+        server.run()
