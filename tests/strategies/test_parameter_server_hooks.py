@@ -3,6 +3,7 @@ the servers step: each of these was once lost in silence."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import nn
 
 from drivetrain import Callback
 from drivetrain.errors import ConfigurationError, WorkerError
+from drivetrain_plugins.strategies.declared.parameter_server import PARAMETER_SERVER, ParameterServerOptions
+from drivetrain_plugins.strategies.parameter_server import ParameterServer
 from tests.runs import Classifier, difference, train
 
 
@@ -141,10 +144,25 @@ class Fails(Classifier):
 
 
 @pytest.mark.parametrize("options", [{}, {"embedded": True}, {"mode": "async"}], ids=str)
-def test_the_first_cause_is_shown(options: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_cause_is_shown(options: dict[str, Any]) -> None:
     with pytest.raises(WorkerError, match="rank 1 failed: ValueError: the second worker's own fault"):
         train(Fails, server(**options), 3)
-    assert "Exception in thread" not in capfd.readouterr().err  # of the server beside the first worker
+
+
+def test_a_server_beside_a_worker_prints_no_traceback_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it fails with is kept for the worker, who raises it."""
+
+    class Failing:
+        def run(self) -> None:
+            raise RuntimeError("worker 1 is gone")
+
+    printed: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    strategy = ParameterServer(ParameterServerOptions(embedded=True), PARAMETER_SERVER.support)
+    strategy._start(Failing())  # type: ignore[arg-type]
+    assert strategy.thread is not None
+    strategy.thread.join()
+    assert not printed
 
 
 class NoOptimizer(Classifier):
