@@ -350,3 +350,29 @@ def test_a_penalty_on_weights() -> None:
     assert max(difference(train(Penalised, **short), two).values()) < 2e-6
     with pytest.raises(WorkerError, match=r"where they are empty .* use strategy\.stage=2"):
         train(Penalised, {"name": "zero", "stage": 3}, 2, **short)
+
+
+class LooksAtItsOptimizer(Classifier):
+    """Between steps, as who logs or keeps what is in it does."""
+
+    def __init__(self) -> None:
+        super().__init__("adamw")
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [p for p in self.parameters() if (p.ndim == 1) == bias]} for bias in (False, True)]
+        return torch.optim.AdamW(groups, lr=0.01)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = self.trainer.optimizers[0]
+        kept = optimizer.state_dict()
+        assert [len(group["params"]) > 0 for group in kept["param_groups"]] == [True, True]
+        assert len(kept["state"]) == sum(len(group["params"]) for group in kept["param_groups"])
+        assert all(float(state["step"]) == self.trainer.global_step for state in kept["state"].values())
+        optimizer.load_state_dict(kept)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_optimizer_can_be_looked_at_between_steps(stage: int) -> None:
+    short: dict[str, Any] = {"max_steps": 5, "precision": "32-true"}
+    found = train(LooksAtItsOptimizer, {"name": "zero", "stage": stage}, 2, **short)
+    assert max(difference(train(LooksAtItsOptimizer, **short), found).values()) < 2e-6

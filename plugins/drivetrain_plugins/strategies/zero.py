@@ -63,6 +63,7 @@ class Zero(Strategy):
     _engine: Any = None
     _whole: Whole | None = None
     _fragments: Fragments | None = None
+    _slices: Slices | None = None
     _reached: Reached | None = None
     _losses: LossOnAll | None = None  # where a pass reduces gradients
     _windows: WindowOnAll | None = None  # where a step does
@@ -149,8 +150,11 @@ class Zero(Strategy):
         self._model, self._optimizer = model, optimizers[0]
         self.holds_part = self._sharded
         if self._stage:
-            self._fragments = None if self._sharded else Fragments(self._engine)
-            layout = self._fragments or Slices(self._engine, self.communicator.rank)
+            layout: Fragments | Slices
+            if self._sharded:
+                layout = self._slices = Slices(self._engine, self.communicator.rank)
+            else:
+                layout = self._fragments = Fragments(self._engine)
             optimized = {name for group in self._group_names for name in group}
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
             self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
@@ -252,7 +256,11 @@ class Zero(Strategy):
     def _engine_step(self) -> bool:
         if self._fragments is not None:
             self._fragments.take_up(self.communicator.rank)
+        if self._slices is not None:
+            self._slices.empty(self._optimizer)
         self._engine.step()
+        if self._slices is not None:
+            self._slices.fill(self._optimizer)
         self._dirty = False
         return bool(self._engine.was_step_applied())
 
@@ -431,7 +439,7 @@ class Zero(Strategy):
                 delattr(parameter, name)
         self._own.clear()
         self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
-        self._losses, self._windows, self._fragments, self._order = None, None, None, ()
+        self._losses, self._windows, self._fragments, self._slices, self._order = None, None, None, None, ()
         if saved:
             named = dict(self.module.named_parameters(remove_duplicate=False))
             for group, names in zip(self._optimizer.param_groups, self._group_names, strict=True):

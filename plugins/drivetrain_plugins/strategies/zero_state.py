@@ -63,6 +63,22 @@ class Slices:
 
     def __init__(self, engine: Any, rank: int) -> None:
         self.zero, self.rank = engine.optimizer, rank
+        self.fill(engine.optimizer.optimizer)
+
+    def fill(self, optimizer: Optimizer) -> None:
+        """Put into each group of ``optimizer`` the flat tensors that it steps, as the other stages have them there. Who
+        looks at it between steps (``state_dict``) finds what it has a state of: the engine leaves its groups empty."""
+        groups: dict[int, list[Tensor]] = {}
+        for index, flat in enumerate(self.flats()):
+            groups.setdefault(self.zero.sub_group_to_group_id[index], []).append(flat)
+        for index, group in enumerate(optimizer.param_groups):
+            group["params"] = groups.get(index, [])
+
+    @staticmethod
+    def empty(optimizer: Optimizer) -> None:
+        """Before the engine's step, which fills one group at a time."""
+        for group in optimizer.param_groups:
+            group["params"] = []
 
     def flats(self) -> list[Tensor]:
         return list(self.zero.fp32_partitioned_groups_flat)
