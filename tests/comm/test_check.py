@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain.comm.check import ScheduleError, check
-from drivetrain.comm.schedule import Kind, Round, Schedule, Transfer
+from drivetrain.comm.schedule import Kind, Messages, Round, Schedule, Transfer
 from drivetrain.comm.schedules import topology
 from drivetrain.comm.topologies.doubling import recursive_doubling
 from drivetrain.comm.topologies.ring import ring
@@ -173,3 +173,58 @@ def test_values_that_end_where_they_do_not_belong() -> None:
     added = [[Transfer(0, 1, 0, "add")]]
     with pytest.raises(ScheduleError, match="the value of rank 1 does not belong there at the end"):
         check(Schedule.of_transfers("added", 2, 1, added, ["broadcast"], kind="broadcast"))
+
+
+SWAP = Messages.of_transfers([Transfer(0, 1, 0, "add"), Transfer(1, 0, 0, "add")])
+
+
+def of_two(*rounds: object) -> Schedule:
+    return Schedule("strange", 2, 1, rounds)  # type: ignore[arg-type]
+
+
+def columns(**changed: object) -> Schedule:
+    return of_two(Round.listed("p", 0, 2, replace(SWAP, **changed)))  # type: ignore[arg-type]
+
+
+ILL_FORMED = [
+    (replace(of_two(), rounds=None), "its rounds are a NoneType"),
+    (of_two(1), "it is a int, not a Round"),
+    (of_two(Round("p", 0, 2, lambda ranks: SWAP, lambda ranks: None)), "a side gives a NoneType, not Messages"),  # type: ignore[arg-type,return-value]
+    (of_two(Round.listed("p", 0, 3, SWAP)), "it is for 3 ranks"),
+    (columns(source=[0, 1]), "'source' of its messages is list"),
+    (columns(chunk=np.array([0])), "'chunk' of its messages is int64(1,): an array of int64 is needed, all equally"),
+    (columns(count=np.ones(2)), "'count' of its messages is float64(2,)"),
+    (columns(destination=np.array([1, 0], np.int32)), "'destination' of its messages is int32(2,)"),
+    (columns(add=np.ones(2, np.int64)), "'add' of its messages is int64(2,): an array of bool"),
+    (columns(chunk=np.array([2**63 - 1, 0]), count=np.array([2**63 - 1, 1])), "there is no such chunk"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(ILL_FORMED)))
+def test_what_is_no_schedule_is_one_error(number: int) -> None:
+    check(columns())
+    schedule, expected = ILL_FORMED[number]
+    with pytest.raises(ScheduleError) as caught:
+        check(schedule)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("world_size", [2, 12, 40])
+def test_a_rank_that_asks_alone_gets_its_own_part(world_size: int) -> None:
+    """Ranks run what they get alone: a side that always gives all messages, or leaves some out, is none."""
+    whole = ring(world_size)
+
+    def strange(each: Round, senders: bool, lost: bool) -> Round:
+        side = each.sends if senders else each.receives
+        every = np.arange(world_size)
+
+        def other(ranks: np.ndarray) -> Messages:
+            return side(every if len(ranks) == world_size or not lost else ranks[:0])
+
+        return replace(each, sends=other) if senders else replace(each, receives=other)
+
+    for senders in (True, False):
+        for lost in (True, False):
+            rounds = tuple(strange(each, senders, lost) for each in whole.rounds)
+            with pytest.raises(ScheduleError, match="asked alone, the rank " + ("sends" if senders else "expects")):
+                check(replace(whole, rounds=rounds))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from drivetrain.comm import plans, schedules
 from drivetrain.comm.arguments import OPS
+from drivetrain.comm.check import ScheduleError
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.execute import Executor, another_group, run
 from drivetrain.comm.program import compile_program, exchanges
@@ -260,6 +261,26 @@ def test_refuses_what_it_cannot_run() -> None:
         run(ring(1), torch.ones(4), comm, "median")
     with pytest.raises(CommunicationError, match="is not exact"):
         run(ring(1), torch.ones(4, dtype=torch.int64), comm, "average")
+
+
+def wrong_schedules(comm: Communicator) -> list[str]:
+    """What each rank says to schedules that would leave it a wrong sum; nothing is sent, so the next one is right."""
+    twice = [[Transfer(0, 1, 0, "add")], [Transfer(0, 1, 0, "add")], [Transfer(1, 0, 0, "copy")]]
+    never = [[Transfer(0, 1, 0, "add")], [Transfer(1, 0, 1, "copy")]]
+    said = []
+    for rounds, chunks in ((twice, 1), (never, 2)):
+        schedule = Schedule.of_transfers("mine", 2, chunks, rounds, "abc"[: len(rounds)])
+        with pytest.raises(ScheduleError) as caught:
+            comm.all_reduce(torch.ones(5), algorithm=schedule)
+        said.append(str(caught.value))
+    assert comm.all_reduce(torch.ones(5), algorithm=ring(2)).tolist() == [2.0] * 5
+    return said
+
+
+def test_a_schedule_is_proved_before_it_runs() -> None:
+    first, second = ranks.run(wrong_schedules, 2)
+    assert first == second
+    assert "adding counts the contribution of rank 0 twice" in first[0] and "missing at the end" in first[1]
 
 
 def small_schedules() -> st.SearchStrategy[Schedule]:

@@ -10,6 +10,7 @@ is played again on exact sets of ranks, which name the place. Chunks never meet,
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,22 @@ from numpy.typing import NDArray
 from drivetrain.comm.arguments import is_whole, require_schedule
 from drivetrain.comm.callable_module import CallableModule
 from drivetrain.comm.counts import Counter, Counts
-from drivetrain.comm.schedule import KINDS, OWNED, REDUCING, ROOTED, Integers, Messages, Schedule
+from drivetrain.comm.schedule import (
+    KINDS,
+    OWNED,
+    REDUCING,
+    ROOTED,
+    Integers,
+    Messages,
+    Round,
+    Schedule,
+    same_messages,
+)
 from drivetrain.errors import DrivetrainError
 
 Words = NDArray[np.uint64]
 EXAMINED = 32  # chunks, wrong ones first, among which to look for the first wrong addition
+ALONE = 256  # ranks times rounds, up to which each rank is asked alone as well; else one rank in each round
 
 
 class ScheduleError(DrivetrainError):
@@ -49,7 +61,8 @@ def check(schedule: Schedule, seed: int = 0) -> Counts:
     """Prove that ``schedule`` does what its kind says, and that its rounds can be run.
 
     Holds ``world_size * chunks`` words of 64 bits. A wrong value that nobody reads and that is overwritten later does
-    no harm and is not an error.
+    no harm and is not an error. Ranks that run a schedule ask for their own part alone; what they get then must be what
+    they have among all: looked at for each rank of a small schedule, and for one rank in each round of a large one.
 
     Args:
         schedule: What to prove.
@@ -59,21 +72,28 @@ def check(schedule: Schedule, seed: int = 0) -> Counts:
         What was sent, since every message is looked at anyway.
 
     Raises:
-        ScheduleError: the shape is inconsistent; a message names a rank or chunk that does not exist, or a rank sends
-            to itself; a rank has more destinations or sources than ports, or gets the same chunk twice, in one round;
-            what is sent and what its receiver expects differ; at the end a contribution is missing, there twice, or
-            of the wrong chunk where the kind promises the sum or the value.
+        ScheduleError: the shape is inconsistent; a rank's part is another where it is asked alone; a message names a
+            rank or chunk that does not exist, or a rank sends to itself; a rank has more destinations or sources than
+            ports, or gets the same chunk twice, in one round; what is sent and what its receiver expects differ; at the
+            end a contribution is missing, there twice, or of the wrong chunk where the kind promises the sum or the
+            value.
         ConfigurationError: ``schedule`` is none.
     """
     _check_shape(require_schedule(schedule, "check"))
-    held = np.random.default_rng(seed).integers(2**64, size=(schedule.world_size, schedule.chunks), dtype=np.uint64)
+    chance = np.random.default_rng(seed)
+    held = chance.integers(2**64, size=(schedule.world_size, schedule.chunks), dtype=np.uint64)
+    every = schedule.world_size * len(schedule.rounds) <= ALONE
     final = _target(schedule, held)
     counter = Counter(schedule)
     for number, each in enumerate(schedule.rounds):
-        sent = each.messages()
+        sent, expected = each.messages(), each.expected()
+        for messages in (sent, expected):
+            _check_columns(schedule, number, messages)
         _check_names(schedule, number, sent)
         arriving = _arrivals(schedule, sent)
-        _check_agreement(schedule, number, arriving, _arrivals(schedule, each.expected()))
+        _check_agreement(schedule, number, arriving, _arrivals(schedule, expected))
+        for rank in range(schedule.world_size) if every else chance.integers(schedule.world_size, size=1).tolist():
+            _check_alone(schedule, number, rank, sent, expected)
         _check_ports(schedule, number, arriving)
         _play(held, arriving)
         counter.add(arriving)
@@ -125,11 +145,46 @@ def _check_shape(schedule: Schedule) -> None:
     if schedule.kind in ROOTED and not 0 <= schedule.root < schedule.world_size:
         raise ScheduleError(schedule, "there is no such root.", rank=schedule.root)
     steps: dict[str, int] = {}
+    if not isinstance(schedule.rounds, Sequence):
+        raise ScheduleError(schedule, f"its rounds are a {type(schedule.rounds).__name__}, no sequence of them.")
     for number, each in enumerate(schedule.rounds):
+        if not isinstance(each, Round):
+            raise ScheduleError(schedule, f"it is a {type(each).__name__}, not a Round.", round=number)
+        if each.world_size != schedule.world_size:
+            raise ScheduleError(schedule, f"it is for {each.world_size} ranks.", round=number)
         if each.step != steps.setdefault(each.phase, 0):
             problem = f"is step {each.step} of phase {each.phase!r}, but step {steps[each.phase]} is next."
             raise ScheduleError(schedule, problem, round=number)
         steps[each.phase] += 1
+
+
+def _check_columns(schedule: Schedule, number: int, messages: Messages) -> None:
+    if not isinstance(messages, Messages):
+        raise ScheduleError(schedule, f"a side gives a {type(messages).__name__}, not Messages.", round=number)
+    for name, kind in (
+        ("source", "int64"),
+        ("destination", "int64"),
+        ("chunk", "int64"),
+        ("count", "int64"),
+        ("add", "bool"),
+    ):
+        column = getattr(messages, name)
+        if not isinstance(column, np.ndarray) or column.dtype != kind or column.shape != messages.source.shape[:1]:
+            found = f"{column.dtype}{column.shape}" if isinstance(column, np.ndarray) else type(column).__name__
+            problem = f"the column {name!r} of its messages is {found}: an array of {kind} is needed, all equally long."
+            raise ScheduleError(schedule, problem, round=number)
+
+
+def _check_alone(schedule: Schedule, number: int, rank: int, sent: Messages, expected: Messages) -> None:
+    """What ``rank`` gets that asks for its own part is what it has among all ranks."""
+    each, alone = schedule.rounds[number], np.array([rank], np.int64)
+    for verb, own, among in (
+        ("sends", each.sends(alone), sent.select(sent.source == rank)),
+        ("expects", each.receives(alone), expected.select(expected.destination == rank)),
+    ):
+        if not same_messages(own, among):
+            problem = f"asked alone, the rank {verb} {len(own)} messages, among all ranks {len(among)} or others."
+            raise ScheduleError(schedule, problem, round=number, rank=rank)
 
 
 def _check_names(schedule: Schedule, number: int, sent: Messages) -> None:
@@ -144,14 +199,17 @@ def _check_names(schedule: Schedule, number: int, sent: Messages) -> None:
     ):
         return
     strangers = (source < 0) | (source >= n) | (destination < 0) | (destination >= n)
-    nowhere = (sent.chunk < 0) | (sent.count < 1) | (sent.chunk + sent.count > schedule.chunks)
+    chunks = schedule.chunks
+    # Each by itself too: the sum of two large numbers is a negative one.
+    nowhere = (sent.chunk < 0) | (sent.count < 1) | (sent.chunk >= chunks) | (sent.count > chunks)
+    nowhere |= sent.chunk + sent.count > chunks
     i = int(np.argmax(strangers | nowhere | (source == destination)))
     rank, chunk = int(source[i]), int(sent.chunk[i])
     if strangers[i]:
         rank = rank if not 0 <= rank < n else int(destination[i])
         raise ScheduleError(schedule, "there is no such rank.", round=number, rank=rank, chunk=chunk)
     if nowhere[i]:
-        last = int(sent.chunk[i] + sent.count[i]) - 1
+        last = chunk + int(sent.count[i]) - 1
         missing = chunk if not 0 <= chunk < schedule.chunks else last
         raise ScheduleError(schedule, "there is no such chunk.", round=number, rank=rank, chunk=missing)
     raise ScheduleError(schedule, "the rank sends to itself.", round=number, rank=rank, chunk=chunk)

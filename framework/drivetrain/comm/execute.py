@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from drivetrain.comm import groups, meeting, plans
 from drivetrain.comm.arguments import require_op, require_schedule
+from drivetrain.comm.check import check
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.plans import Plan
 from drivetrain.comm.program import compile_program, exchanges
@@ -21,6 +22,9 @@ from drivetrain.comm.shared_memory import SLOT_BYTES, SharedMemory
 # and the adding thread busy together, which decides where cores are free. See what it costs here:
 # ``python -m drivetrain.bench ring --segment-mb 1,2,4,8,16,1000``.
 SEGMENT_BYTES = 4 * 2**20
+
+# Of all rounds, up to which a schedule is proved before it runs: less than a second, once.
+PROVED = 2**22
 
 # In how many segments a plain ring runs over NCCL. More overlap its two phases, at the price of more launches and of a
 # second communicator; ``python -m drivetrain.bench comm --device cuda`` shows what each number takes here.
@@ -222,11 +226,19 @@ def run(schedule: Schedule, tensor: torch.Tensor, communicator: Communicator, op
     """Replace the flat contiguous ``tensor`` by its sum (or what ``op`` says) over all ranks as ``schedule`` says;
     returns it.
 
-    Keeps an :class:`Executor` per communicator, schedule object and op. Raises as :class:`Executor` and its call do.
+    Keeps an :class:`Executor` per communicator, schedule object and op. A schedule that anybody may have made is proved
+    at its first use, but for one of more than ``PROVED`` messages, on which ``python -m drivetrain.comm verify`` spends
+    the time.
+
+    Raises:
+        ScheduleError: the schedule is wrong; before anything is sent, on every rank.
+        CommunicationError, RuntimeError: as :class:`Executor` and its call raise them.
     """
     # By identity: hashing a schedule costs more than a small message. The executor keeps the schedule alive.
     key = id(schedule), op
     executor = communicator.executors.get(key)
     if executor is None:
+        if len(require_schedule(schedule, "an executor").rounds) * schedule.world_size <= PROVED:
+            check(schedule)
         executor = communicator.executors[key] = Executor(schedule, communicator, op=op)
     return executor(tensor)
