@@ -184,6 +184,18 @@ def test_the_format_keeps_what_json_would_lose() -> None:
                        ({(1, 2): 3}, "a key of data is a tuple"), (b"x", "data is a bytes")):  # fmt: skip
         with pytest.raises(TypeError, match=where):
             encode(bad)
+    deep: list[Any] = []
+    held: list[Any] = []
+    held.append({"again": held})
+    for _ in range(99):
+        deep = [deep]
+    assert decode(encode(deep)) == deep
+    for endless in ([deep], held, {"a": (1, held)}):
+        with pytest.raises(TypeError, match="data is nested more than 100 deep, or holds itself"):
+            encode(endless)
+    for odd in (np.longdouble(1), np.datetime64("2020-01-01")):
+        with pytest.raises(TypeError, match="data is a "):
+            encode(odd)
 
 
 def test_what_is_not_of_the_format_is_refused() -> None:
@@ -192,7 +204,7 @@ def test_what_is_not_of_the_format_is_refused() -> None:
              b"[1]", b'{"list": [1], "dict": []}', b'{"exec": 1}', b'{"dict": [[{}, 1]]}', b"{", b'{"dict": [1]}',
              b'{"list": ' * 3000 + b"1" + b"}" * 3000, b'{"list": "ab"}', b'{"tuple": {"list": []}}', b'{"dict": {}}',
              b'{"list": [' * 3000 + b"1" + b"]}" * 3000, b'{"tensor": ["float32", "3"]}', b'{"tensor": []}',
-             b"\xff"]  # fmt: skip
+             b"\xff", b'{"tensor": ["float32", 0, 1000000000000000000000000]}']  # fmt: skip
     messages = [whole[:5], whole[:-1], whole + b"\0", b"", b"\xff" * 16]
     messages += [len(text).to_bytes(8, "little") + text for text in texts]
     for message in messages:
@@ -228,6 +240,8 @@ def objects(comm: Communicator) -> list[str]:
         lambda: comm.gather_object(object() if rank == n - 1 else 1),
         lambda: comm.scatter_object([1] * (n + 1) if rank == 0 else None),
         lambda: comm.scatter_object([{2}] * n if rank == 0 else None),
+        lambda: comm.all_gather_object([1, torch.eye(2).to_sparse() if rank == n - 1 else 2]),
+        lambda: comm.broadcast_object(np.array([None]) if rank == 0 else None),
     ):
         with pytest.raises(CommunicationError, match="is not plain") as error:
             call()
@@ -241,7 +255,7 @@ def test_objects_travel_and_refusals_are_heard_everywhere() -> None:
     for n in (1, 3):
         results = ranks.run(objects, n)
         assert all(result == results[0] for result in results)
-        assert [words.split()[4] for words in results[0]] == ["0", f"{n - 1}", "0", "0"]
+        assert [words.split()[4] for words in results[0]] == ["0", f"{n - 1}", "0", "0", f"{n - 1}", "0"]
     objects(Communicator())
 
 
@@ -328,6 +342,31 @@ def test_groups_without_a_process_group() -> None:
     assert comm.by_host().inside.world_size == comm.by_host().between.world_size == 1
 
 
+def refused_by_one(comm: Communicator) -> list[str]:
+    """What every rank says to what only one was given wrongly; the group is as good as before."""
+    calls = [
+        lambda: comm.split("red" if comm.rank == 1 else 0),  # type: ignore[arg-type]
+        lambda: comm.split(0, key=1.5 if comm.rank == 1 else None),  # type: ignore[arg-type]
+    ]
+    said = []
+    for call in calls:
+        with pytest.raises(CommunicationError) as caught:
+            call()
+        said.append(str(caught.value))
+    part = comm.split(np.int64(comm.rank % 2), key=np.int32(-comm.rank))  # type: ignore[arg-type]
+    assert part is not None and part.world_size == (2, 1, 2)[comm.rank] and comm.rank + 2 * part.rank in (1, 2)
+    scattered = comm.scatter(np.arange(4.0) if comm.rank == 1 else None, source=1)
+    assert isinstance(scattered, np.ndarray) and scattered.tolist() == [[0.0, 1.0], [2.0], [3.0]][comm.rank]
+    return said
+
+
+def test_what_one_rank_was_given_wrongly_is_told_to_all() -> None:
+    results = ranks.run(refused_by_one, 3)
+    for said in results:
+        assert said[0] == "split takes whole numbers, got color='red' on rank 1 of group 'world'."
+        assert said[1] == "split takes whole numbers, got key=1.5 on rank 1 of group 'world'."
+
+
 # -- barriers -------------------------------------------------------------------------------------------------------
 def waiting(comm: Communicator) -> str:
     own = comm.sub(range(comm.world_size), "own")
@@ -347,3 +386,20 @@ def test_a_barrier_names_who_did_not_arrive_on_every_rank() -> None:
     said = ranks.run(waiting, 4)
     for rank in (0, 2):
         assert f"rank {rank} waited" in said[rank] and "'own' and rank 1, 3 did not arrive" in said[rank]
+
+
+def limits(comm: Communicator) -> None:
+    for timeout in (math.inf, 1e300, 10**400, np.int64(60)):
+        comm.barrier(timeout)
+    own = comm.split(0)
+    assert own is not None
+    if comm.rank == 0:
+        began = time.perf_counter()
+        with pytest.raises(CommunicationError, match="rank 1 did not arrive"):
+            own.barrier(1e-9)
+        assert time.perf_counter() - began < SOON
+    comm.barrier(LIMIT)
+
+
+def test_a_barrier_takes_the_longest_and_the_shortest_time() -> None:
+    ranks.run(limits, 2)

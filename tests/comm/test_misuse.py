@@ -118,6 +118,8 @@ def communicators(comm: Communicator) -> list[tuple[str, Call, str]]:
         ("sub", lambda: c.sub(["0"], "one"), "of ranks ['0']"),
         ("by_host", lambda: c.by_host(3), "got host=3: pass a name"),
         ("run", lambda: run("ring", t, comm), "an executor takes a Schedule"),  # type: ignore[arg-type]
+        ("timeout", lambda: Communicator(c.group, timeout=5), "timeout=5: pass a timedelta"),  # type: ignore[arg-type]
+        ("device", lambda: Communicator(c.group, "gpu"), "got device='gpu': pass 'cpu'"),
         ("group", lambda: Communicator("gloo"), "is 'gloo', no process group"),  # type: ignore[arg-type]
     ]
 

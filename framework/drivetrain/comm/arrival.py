@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from drivetrain.comm.arguments import is_whole
 from drivetrain.comm.failures import CommunicationError, first_line
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
 
+LONGEST = 1e9  # seconds: as good as for ever
+
 
 def barrier(comm: Communicator, timeout: float | None) -> None:
     """See :meth:`drivetrain.comm.Communicator.barrier`."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+    if timeout is not None and (not (is_whole(timeout) or isinstance(timeout, float)) or not timeout > 0):
         raise CommunicationError(
             f"the barrier of group {comm.label!r} got timeout={timeout!r}: pass seconds above zero, or None."
         )
@@ -24,7 +27,8 @@ def barrier(comm: Communicator, timeout: float | None) -> None:
         return
     started = time.perf_counter()
     comm.barriers += 1
-    limit = None if timeout is None else timedelta(seconds=timeout)
+    # The transport counts milliseconds, takes none for its own time-out, and knows no time without an end.
+    limit = None if timeout is None else timedelta(seconds=float(min(max(timeout, 1e-3), LONGEST)))
     try:
         # Each rank leaves its mark, for whoever wants to know afterwards who came.
         store(comm).set(_mark(comm.rank), str(comm.barriers))

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from drivetrain.comm.arguments import is_whole_list
 from drivetrain.comm.buffers import Flat, as_bytes, cut, joined, require_place, require_share, same_kind, tensor_of
 from drivetrain.comm.failures import CommunicationError
-from drivetrain.comm.point_to_point import exchange, exchange_announced, on_device
+from drivetrain.comm.point_to_point import (
+    HEADER_TAG,
+    announced,
+    empty_header,
+    exchange,
+    exchange_announced,
+    header,
+    on_device,
+)
 from drivetrain.comm.reduction import native
 
 if TYPE_CHECKING:
@@ -134,16 +143,25 @@ def scatter(comm: Communicator, value: Any, source: int, output: Any) -> Any:
     if comm.check:
         comm.agree("scatter", None, source=source)
     started = comm.statistics.start()
+    like: Any
     if comm.rank == source:
-        parts = _parts(comm, value, "scatter")
         peers = [rank for rank in range(comm.world_size) if rank != source]
-        exchange_announced(comm, [(rank, parts[rank]) for rank in peers], [])
-        mine, like = parts[source].clone(), value[0] if isinstance(value, list | tuple) else value
+        parts = _parts(comm, value, "scatter")
+        given = value if isinstance(value, list | tuple) else [value] * comm.world_size
+        heads = [
+            header(comm, part, array=isinstance(each, np.ndarray)) for part, each in zip(parts, given, strict=True)
+        ]
+        exchange(comm, [(rank, heads[rank]) for rank in peers], [], HEADER_TAG)
+        exchange(comm, [(rank, parts[rank].view(-1)) for rank in peers], [])
+        mine, like = parts[source].clone(), given[source]
         sent = sum(parts[rank].nbytes for rank in peers)
         comm.statistics.finish("scatter", started, sent, len(peers), sent + mine.nbytes)
     else:
-        (mine,) = exchange_announced(comm, [], [source])
-        like = mine
+        head = empty_header(comm)
+        exchange(comm, [], [(source, head)], HEADER_TAG)
+        mine, array = announced(comm, head)
+        exchange(comm, [], [(source, mine.view(-1))])
+        like = np.empty(0) if array else mine
         comm.statistics.finish("scatter", started, 0, 0, mine.nbytes * comm.world_size)
     if output is None:
         return same_kind(like, mine)

@@ -73,9 +73,18 @@ class Communicator:
                 f"group {label!r} is {group!r}, no process group that this rank is in: pass one of "
                 "torch.distributed's, or None for a world of one rank."
             )
+        if timeout is not None and not isinstance(timeout, timedelta):
+            raise CommunicationError(
+                f"group {label!r} got timeout={timeout!r}: pass a timedelta, such as timedelta(seconds=60), or None."
+            )
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise CommunicationError(
+                f"group {label!r} got device={device!r}: pass 'cpu', 'cuda' or 'cuda:0'."
+            ) from error
         self.group = group
         self.timeout = timeout
-        self.device = torch.device(device)
         self.label = label
         self.rank: int = 0 if group is None else group.rank()
         self.world_size: int = 1 if group is None else group.size()
@@ -294,6 +303,7 @@ class Communicator:
         return plain.scatter_objects(self, parts, source)
 
     # -- groups -------------------------------------------------------------------------------------------------
+    @explained
     def sub(self, ranks: Sequence[int], label: str) -> Communicator | None:
         """A communicator of its own for ``ranks``, rising ranks of this group, renumbered from 0.
 
@@ -305,6 +315,7 @@ class Communicator:
         """
         return groups.sub(self, ranks, label)
 
+    @explained
     def split(self, color: int | None, key: int | None = None, label: str = "color") -> Communicator | None:
         """Part this group: ranks that give the same ``color`` form a group, ordered by ``key`` (then by rank), which is
         the rank unless given. ``None`` as colour joins no group and returns None.
@@ -312,10 +323,11 @@ class Communicator:
         Only the ranks of *this* group call it, all of them; others of the job need not know.
 
         Raises:
-            CommunicationError: ``color`` or ``key`` is not a whole number.
+            CommunicationError: some rank's ``color`` or ``key`` is not a whole number; on every rank.
         """
         return groups.split(self, color, key, label)
 
+    @explained
     def by_host(self, host: str | None = None) -> ByHost:
         """Part this group by host. Only the ranks of this group call it, all of them.
 

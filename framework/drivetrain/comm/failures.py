@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from drivetrain.errors import DrivetrainError
 
-_PLACE = re.compile(r"^\[[^\]]*gloo/[^\]]*\] ")  # in the transport's own source
+_PLACE = re.compile(r"\[[^\]]*gloo/[^\]]*\] ")  # in the transport's own source
 Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from drivetrain.comm.arguments import is_whole_list
+from drivetrain.comm.arguments import is_whole, is_whole_list
 from drivetrain.comm.failures import CommunicationError
 from drivetrain.launch import current_job
 
@@ -87,17 +87,21 @@ def split(
     comm: Communicator, color: int | None, key: int | None, label: str, thread_blocks: int = 0
 ) -> Communicator | None:
     """See :meth:`drivetrain.comm.Communicator.split`."""
-    for name, number in (("color", color), ("key", key)):
-        if not (number is None or (isinstance(number, int) and not isinstance(number, bool))):
-            raise CommunicationError(f"split takes whole numbers, got {name}={number!r} on rank {comm.rank}.")
-    said = comm.all_gather_plain([color, comm.rank if key is None else key, _made()])
+    given = {"color": color, "key": comm.rank if key is None else key}
+    wrong = [f"{name}={number!r}" for name, number in given.items() if number is not None and not is_whole(number)]
+    # Who asks for what cannot be tells the others, which would wait for it otherwise.
+    plain = [None if number is None or wrong else int(number) for number in given.values()]
+    said = comm.all_gather_plain([*plain, _made(), wrong])
+    refused = [f"{' and '.join(wrong)} on rank {rank}" for rank, (*_, wrong) in enumerate(said) if wrong]
+    if refused:
+        raise CommunicationError(f"split takes whole numbers, got {', '.join(refused)} of group {comm.label!r}.")
     if color is None:
         return None
-    order = sorted((place, rank) for rank, (other, place, _) in enumerate(said) if other == color)
+    order = sorted((place, rank) for rank, (other, place, *_) in enumerate(said) if other == color)
     name = f"{label} {color}"
     if comm.group is None:
         return comm.child(None, name)
-    _catch_up(max(made for other, _, made in said if other == color))
+    _catch_up(max(made for other, _, made, _ in said if other == color))
     members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
     # Only the members meet: ranks of the job that are not in this group know nothing of it.
     options = _tuned(comm, thread_blocks)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from drivetrain.comm.arguments import is_whole
 from drivetrain.comm.buffers import tensor_of
-from drivetrain.comm.failures import CommunicationError
+from drivetrain.comm.failures import CommunicationError, Unsendable
 from drivetrain.comm.point_to_point import FIRST_OWN_TAG, OBJECT_TAGS, exchange
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _DTYPES = {
     )
 }  # fmt: skip
 _LENGTH = 8
+# Of lists in lists: whoever encodes has as much of Python's stack left as whoever decodes, wherever both are called.
+DEEPEST = 100
 
 
 # -- the format -----------------------------------------------------------------------------------------------------
@@ -43,32 +45,37 @@ def encode(data: Any) -> bytes:
         TypeError: something else is in it; says what and where.
     """
     raw: list[bytes] = []
-    text = json.dumps(_described(data, raw, "data")).encode()
+    text = json.dumps(_described(data, raw, "data", DEEPEST)).encode()
     return b"".join([len(text).to_bytes(_LENGTH, "little"), text, *raw])
 
 
-def _described(data: Any, raw: list[bytes], where: str) -> Any:
-    if data is None or isinstance(data, bool | int | float | str):
-        if type(data) not in (type(None), bool, int, float, str):
-            return _described(data.item(), raw, where) if isinstance(data, np.generic) else _refuse(data, where)
+def _described(data: Any, raw: list[bytes], where: str, deeper: int) -> Any:
+    if isinstance(data, np.generic) and not isinstance(data.item(), np.generic):
+        data = data.item()
+    if type(data) in (type(None), bool, int, float, str):
         return data
+    if isinstance(data, list | tuple | dict) and not deeper:
+        raise TypeError(f"{where.partition('[')[0]} is nested more than {DEEPEST} deep, or holds itself")
     if isinstance(data, list | tuple):
         kind = "list" if isinstance(data, list) else "tuple"
-        return {kind: [_described(each, raw, f"{where}[{place}]") for place, each in enumerate(data)]}
+        return {kind: [_described(each, raw, f"{where}[{place}]", deeper - 1) for place, each in enumerate(data)]}
     if isinstance(data, dict):
         for key in data:
             if type(key) not in (type(None), bool, int, float, str):
                 _refuse(key, f"a key of {where}")
-        return {"dict": [[key, _described(value, raw, f"{where}[{key!r}]")] for key, value in data.items()]}
+        items = data.items()
+        return {"dict": [[key, _described(value, raw, f"{where}[{key!r}]", deeper - 1)] for key, value in items]}
     if isinstance(data, torch.Tensor | np.ndarray):
-        tensor = tensor_of(data).cpu().resolve_conj().resolve_neg().contiguous()
+        try:
+            tensor = tensor_of(data)
+        except Unsendable as error:
+            raise TypeError(f"{where}: {error}") from error
+        tensor = tensor.cpu().resolve_conj().resolve_neg().contiguous()
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             _refuse(data, where)
         raw.append(tensor.view(-1).view(torch.uint8).numpy().tobytes())
         return {"array" if isinstance(data, np.ndarray) else "tensor": [name, *tensor.shape]}
-    if isinstance(data, np.generic):
-        return _described(data.item(), raw, where)
     return _refuse(data, where)
 
 
@@ -91,7 +98,7 @@ def decode(message: bytes | bytearray | memoryview) -> Any:
         data, rest = _restored(described, view[_LENGTH + length :])
         if len(rest):
             raise ValueError(f"{len(rest)} bytes too many")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:  # of runtime: torch's, of a shape, and recursion
         raise CommunicationError(
             f"what arrived is not plain data ({error}): both sides must call the object operations."
         ) from error

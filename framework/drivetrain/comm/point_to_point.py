@@ -194,8 +194,8 @@ def exchange(
             raise lost(comm.rank, peer, comm.label, error) from error
 
 
-def header(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
-    """Dtype and shape of ``tensor`` as numbers of fixed length.
+def header(comm: Communicator, tensor: torch.Tensor, *, array: bool = False) -> torch.Tensor:
+    """Dtype and shape of ``tensor`` as numbers of fixed length, and whether it was an ``array``.
 
     Raises:
         CommunicationError: more dimensions or another dtype than a header can say.
@@ -206,13 +206,19 @@ def header(comm: Communicator, tensor: torch.Tensor) -> torch.Tensor:
             "dimensions and a dtype of numbers."
         )
     shape = [*tensor.shape, *[0] * (_DIMENSIONS - tensor.dim())]
-    return torch.tensor([_DTYPES.index(tensor.dtype), tensor.dim(), *shape], dtype=torch.int64, device=comm.device)
+    facts = [_DTYPES.index(tensor.dtype), int(array), tensor.dim(), *shape]
+    return torch.tensor(facts, dtype=torch.int64, device=comm.device)
 
 
-def announced(comm: Communicator, head: torch.Tensor) -> torch.Tensor:
-    """An empty tensor of the dtype and shape that ``head`` says."""
-    kind, dimensions, *shape = head.tolist()
-    return torch.empty(shape[:dimensions], dtype=_DTYPES[kind], device=comm.device)
+def empty_header(comm: Communicator) -> torch.Tensor:
+    """One to receive into."""
+    return torch.empty(3 + _DIMENSIONS, dtype=torch.int64, device=comm.device)
+
+
+def announced(comm: Communicator, head: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """An empty tensor of the dtype and shape that ``head`` says, and whether it stands for an array."""
+    kind, array, dimensions, *shape = head.tolist()
+    return torch.empty(shape[:dimensions], dtype=_DTYPES[kind], device=comm.device), bool(array)
 
 
 def exchange_announced(comm: Communicator, sends: Sequence[Message], sources: Sequence[int]) -> list[torch.Tensor]:
@@ -221,9 +227,9 @@ def exchange_announced(comm: Communicator, sends: Sequence[Message], sources: Se
     Two rounds of messages: first what comes, then what was announced. ``sends`` are tensors in their shape; so are
     the results.
     """
-    heads = [(source, torch.empty(_DIMENSIONS + 2, dtype=torch.int64, device=comm.device)) for source in sources]
+    heads = [(source, empty_header(comm)) for source in sources]
     exchange(comm, [(peer, header(comm, tensor)) for peer, tensor in sends], heads, HEADER_TAG)
-    bodies = [(source, announced(comm, head)) for source, head in heads]
+    bodies = [(source, announced(comm, head)[0]) for source, head in heads]
     exchange(
         comm,
         [(peer, tensor.contiguous().view(-1)) for peer, tensor in sends],
