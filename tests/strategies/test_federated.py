@@ -230,6 +230,7 @@ def test_loader_workers_read_the_clients_data() -> None:
         ({"clients": 3, "clients_per_round": 4}, "more than the 3 clients"),
         ({"clients": 0}, "clients=0"),
         ({"fraction": 0.0}, "fraction=0.0"),
+        ({"fraction": 1.5}, r"^strategy.fraction=1.5: give a part above 0 and up to 1 of the clients\.$"),
         ({"local_steps": 0}, "local_steps=0"),
         ({"algorithm": "fedsgd"}, "fedavg, fedprox"),
         ({"partition": "label"}, "iid, dirichlet"),

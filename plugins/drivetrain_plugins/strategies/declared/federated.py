@@ -65,7 +65,7 @@ def check_federated(plan: Plan) -> list[Conflict]:
             found.append(f"strategy.{name}={value}: give a number of at least 1.")
     if not 0 < options.fraction <= 1:
         found.append(f"strategy.fraction={options.fraction}: give a part above 0 and up to 1 of the clients.")
-    if options.count > options.clients:
+    if (options.clients_per_round or 0) > options.clients:
         found.append(
             f"strategy.clients_per_round={options.clients_per_round} is more than the {options.clients} clients that"
             f" there are: set it to at most {options.clients}, or raise strategy.clients."
