@@ -29,6 +29,7 @@ from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import StepWithRest
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.plain_parameters import refuse_hooks, refuse_hooks_on_parts, refuse_uncuttable
 from drivetrain_plugins.strategies.replicas import average_buffers
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
@@ -196,6 +197,7 @@ class FullySharded(Strategy):
     _passes: Lockstep | None = None
     _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
     _fits = False  # whether the ranks' running statistics part
+    _begun = False  # whether a step of this fit was made
     _reductions = 0
 
     def connect(self, job: Job) -> None:
@@ -214,14 +216,22 @@ class FullySharded(Strategy):
             blocks_of(module, self.options.wrap)
             if not module.automatic_optimization:
                 networks_of(module)
+            self._check_parameters(module, "fit" in plan.stages)
+
+    def _check_parameters(self, module: TrainModule, fits: bool) -> None:
+        """Refuse parameters that cannot be cut as they are."""
+        refuse_uncuttable(module.named_parameters(), f"strategy={self.name}")
+        if fits:
+            refuse_hooks(module.named_parameters(), f"strategy={self.name}")
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        self._fits = stage == "fit"
+        self._fits, self._begun = stage == "fit", False
         names = parameter_names
         self._first = FirstStep(self.communicator, f"strategy={self.name}", lambda _: names(module), of_all=True)
         if self.mesh is None or any(isinstance(one, FSDPModule) for one in module.modules()):
             return
+        self._check_parameters(module, self._fits)
         self.agree_on_weights()
         self.original = Original(module)
         dtensors.refuse_new_data()
@@ -239,6 +249,9 @@ class FullySharded(Strategy):
 
     # -- a step -------------------------------------------------------------------------------------------------
     def forward_backward(self, step: Any) -> torch.Tensor | None:
+        if self.mesh is not None and not self._begun:
+            refuse_hooks_on_parts(self.module.named_parameters(), f"strategy={self.name}")
+            self._begun = True
         if self.mesh is not None and not self.options.reduce_every_micro_batch:
             assert isinstance(self.module, FSDPModule)
             self.module.set_requires_gradient_sync(step.last)

@@ -33,8 +33,9 @@ from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.fsdp import let_go, reduced, shard
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.plain_parameters import refuse_hooks, refuse_hooks_on_parts, refuse_uncuttable
 from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
-from drivetrain_plugins.strategies.tensor_plan import check_plan, plan_of
+from drivetrain_plugins.strategies.tensor_plan import check_plan, cut_parameters, plan_of
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -49,6 +50,7 @@ class Mesh(Strategy):
     _passes: Lockstep | None = None  # where gradients are reduced in shards
     _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
     _fits = False  # whether the ranks' running statistics part
+    _begun = False  # whether a step of this fit was made
     _reductions = 0
 
     def sizes(self, world_size: int) -> Sizes:
@@ -58,7 +60,17 @@ class Mesh(Strategy):
         if self.sizes(plan.world_size).shard > 1:
             refuse_complex(module, "strategy=mesh with shard above 1")
         if any(True for _ in module.parameters()):  # else configure_model builds it, and prepare sees it
-            check_plan(module, self.sizes(plan.world_size).tensor)
+            self._check_parameters(module, self.sizes(plan.world_size), "fit" in plan.stages)
+
+    def _check_parameters(self, module: TrainModule, sizes: Sizes, fits: bool) -> None:
+        """Refuse a plan that does not fit, and parameters that cannot be cut as they are."""
+        check_plan(module, sizes.tensor)
+        if sizes.shard > 1:
+            refuse_uncuttable(module.named_parameters(), "strategy=mesh with shard above 1")
+        if fits and sizes.shard > 1:
+            refuse_hooks(module.named_parameters(), "strategy=mesh with shard above 1")
+        elif fits and sizes.tensor > 1:
+            refuse_hooks(cut_parameters(module), f"strategy={self.name}, which cuts its layer,")
 
     def connect(self, job: Job) -> None:
         super().connect(job)
@@ -77,13 +89,13 @@ class Mesh(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        self._fits = stage == "fit"
+        self._fits, self._begun = stage == "fit", False
         names = parameter_names
         self._first = FirstStep(self.communicator, f"strategy={self.name}", lambda _: names(module), of_all=True)
         if any(isinstance(p, DTensor) for p in module.parameters()):
             return
         tensor = self.mesh["tensor"]
-        check_plan(module, tensor.size())
+        self._check_parameters(module, self.sizes(self.communicator.world_size), self._fits)
         for one in [*module.parameters(), *module.buffers()]:
             self.communicator.broadcast(one.detach())
         self.original = Original(module)
@@ -107,6 +119,9 @@ class Mesh(Strategy):
 
     # -- a step -------------------------------------------------------------------------------------------------
     def forward_backward(self, step: Any) -> Tensor | None:
+        if self.sharded and not self._begun:
+            refuse_hooks_on_parts(self.module.named_parameters(), "strategy=mesh with shard above 1")
+            self._begun = True
         every = not self.sharded or self.options.reduce_every_micro_batch
         if not every:
             assert isinstance(self.module, FSDPModule)

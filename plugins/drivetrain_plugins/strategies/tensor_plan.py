@@ -6,6 +6,7 @@ a block exchanges one sum forward and one backward, and what is elementwise in b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -70,8 +71,6 @@ def check_plan(module: nn.Module, size: int) -> None:
     Raises:
         ConfigurationError: with the first layer that does not go.
     """
-    from fnmatch import fnmatchcase
-
     if size == 1 and _given(module) is None:
         return  # nothing is cut, and nobody has to say where
     named = dict(module.named_modules())
@@ -80,13 +79,7 @@ def check_plan(module: nn.Module, size: int) -> None:
         for parameter in owner._parameters.values():
             owners.setdefault(id(parameter), []).append((place, owner))
     for pattern, style in plan_of(module).items():
-        parts = pattern.split(".")
-        names = [
-            name
-            for name in named
-            if len(name.split(".")) == len(parts)
-            and all(fnmatchcase(one, part) for one, part in zip(name.split("."), parts, strict=True))
-        ]
+        names = _matching(named, pattern)
         if not names:
             raise ConfigurationError(f"{METHOD}() names {pattern!r}, which {type(module).__name__} does not have.")
         for name in names:
@@ -96,6 +89,26 @@ def check_plan(module: nn.Module, size: int) -> None:
     if size > 1 and _given(module) is None:
         for name in dict.fromkeys(name.rpartition(".")[0] for name in plan_of(module)):
             _check_heads_are_open(name, named[name])
+
+
+def _matching(named: Iterable[str], pattern: str) -> list[str]:
+    """Those of the names in which each part matches that of ``pattern``."""
+    from fnmatch import fnmatchcase
+
+    parts = pattern.split(".")
+    return [
+        name
+        for name in named
+        if len(name.split(".")) == len(parts)
+        and all(fnmatchcase(one, part) for one, part in zip(name.split("."), parts, strict=True))
+    ]
+
+
+def cut_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters, by name, of the layers that the plan of ``module`` cuts."""
+    named = dict(module.named_modules())
+    layers = [name for pattern in plan_of(module) for name in _matching(named, pattern)]
+    return [(f"{layer}.{name}", one) for layer in layers for name, one in named[layer].named_parameters()]
 
 
 def _check_layer(name: str, layer: nn.Module, parent: nn.Module, style: Any, size: int) -> None:

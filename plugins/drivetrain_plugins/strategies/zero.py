@@ -34,6 +34,7 @@ from drivetrain_plugins.strategies.going_along import zero_loss
 from drivetrain_plugins.strategies.gradient_hooks import tell_of_empty_weights, tell_which_gradients
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll, WindowOnAll
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
+from drivetrain_plugins.strategies.plain_parameters import refuse_uncuttable
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
@@ -83,6 +84,12 @@ class Zero(Strategy):
             refuse_complex(module, "strategy=zero")
         if self.options.stage and "fit" in plan.stages:
             refuse_sparse(module, f"strategy=zero with stage={self.options.stage}")
+        if self.options.stage == 3 and plan.world_size > 1 and "fit" in plan.stages:
+            self._refuse_for_slices(module)
+
+    @staticmethod
+    def _refuse_for_slices(module: TrainModule) -> None:
+        refuse_uncuttable(module.named_parameters(), "strategy=zero with stage=3")
 
     def connect(self, job: Job) -> None:
         super().connect(job)
@@ -112,6 +119,8 @@ class Zero(Strategy):
                 f"{type(module).__name__} overrides backward, which DeepSpeed runs itself: remove it or use"
                 " strategy=ddp."
             )
+        if stage == "fit" and self._sharded:  # configure_model may have made them
+            self._refuse_for_slices(module)
         if self._average_buffers:
             for buffer in module.buffers():
                 self.communicator.broadcast(buffer.detach())

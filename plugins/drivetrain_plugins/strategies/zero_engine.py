@@ -6,6 +6,8 @@ import gc
 import logging
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
@@ -101,8 +103,31 @@ def build(
     }
     if compute is not None:
         config["torch_autocast"] = {"enabled": True, "dtype": str(compute).removeprefix("torch.")}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
+    with _broadcasting_ours():
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
+
+
+@contextmanager
+def _broadcasting_ours() -> Iterator[None]:
+    """While it lasts an engine begins with the first rank's weights whatever their shape: its own broadcast looks at
+    them as bytes, which neither a single number without a dimension nor a transposed matrix can be."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    former = DeepSpeedEngine._broadcast_model
+    DeepSpeedEngine._broadcast_model = lambda engine: _broadcast(engine.module)
+    try:
+        yield
+    finally:
+        DeepSpeedEngine._broadcast_model = former
+
+
+def _broadcast(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        values = parameter.detach().contiguous()
+        torch.distributed.broadcast(values, 0)
+        if values.data_ptr() != parameter.data_ptr():
+            parameter.detach().copy_(values)
 
 
 def _import_muon() -> None:
