@@ -103,6 +103,8 @@ def broken() -> list[Any]:
         {},
         {**good, "format": 99},
         {**good, "between": {"latency": -1.0, "seconds_per_byte": 1.0}},
+        {**good, "reduction": 10**400},
+        {**good, "worlds": [{**world, "native": {"sizes": [1.0], "values": [10**400]}}]},
         {**good, "worlds": [{**world, "hosts": [0]}]},
         {**good, "worlds": [{**world, "native": {"sizes": [2.0, 1.0], "values": [1.0, 1.0]}}]},
         {**good, "worlds": [{**world, "native": {"sizes": [], "values": []}}]},
@@ -116,6 +118,29 @@ def test_a_file_that_is_no_calibration_is_refused(found: Any, tmp_path: Path) ->
     path.write_text(json.dumps(found))
     with pytest.raises(ConfigurationError, match=r"holds no calibration.*calibrate again"):
         Calibration.load(path)
+
+
+@pytest.mark.parametrize("text", ["", '{"format": 1, "betw', "[" * 100_000, "\0", "1" * 5000])
+def test_a_file_that_was_not_written_whole_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    for load in (Calibration.load, CostModel.load):
+        with pytest.raises(ConfigurationError, match="calibrate again"):
+            load(path)
+    path.write_text(json.dumps({**calibration().plain(), "reduction": 10**400}))
+    with pytest.raises(ConfigurationError, match=r"holds no cost model.*calibrate again"):
+        CostModel.load(path)
+
+
+def test_a_topology_that_is_gone_is_not_chosen(tmp_path: Path) -> None:
+    """A calibration outlives the package of a topology that it measured, and may have been the fastest."""
+    found = calibration().plain()
+    for world in found["worlds"]:
+        world["corrections"]["star"] = {"sizes": [1.0], "values": [1e-9]}
+    made = Calibration.of_plain(found)
+    assert {made.choose(size, hosts) for hosts in made.worlds for size in (1, 10**6)} == {
+        calibration().choose(size, hosts) for hosts in made.worlds for size in (1, 10**6)
+    }
 
 
 def test_predict_says_what_to_do_and_what_auto_takes(

@@ -63,6 +63,13 @@ def choices(comm: Communicator, folder: str) -> list[str]:
     assert broken is not None
     with pytest.raises(ConfigurationError, match="rank 0 holds no calibration"):
         broken.all_reduce(torch.ones(3))
+    if comm.is_master:
+        place("cpu").unlink()
+        place("cpu").mkdir()
+    unreadable = comm.sub(range(comm.world_size), "unreadable")
+    assert unreadable is not None
+    with pytest.raises(ConfigurationError, match=r"calibration of rank 0 cannot be read.*calibrate again"):
+        unreadable.all_reduce(torch.ones(3))
     return found
 
 

@@ -87,6 +87,10 @@ def test_requests_that_cannot_be_met_are_refused() -> None:
         (["--workers", "1"], "2 or more"),
         (["--device", "cuda", "--workers", "64"], "64 ranks need as many GPUs"),
         (["--segments", "1"], "2 or more"),
+        (["--seconds", "inf"], "above zero and finite"),
+        (["--sizes", "1e30B"], "do not fit into"),
+        (["--workers", "2,9999"], "9999 ranks on"),
+        (["--workers", "99999999999999999999"], "32768 or less"),
         (["--thread-blocks", "32"], "add --device cuda"),
         (["--thread-blocks", "65", "--device", "cuda"], "64 at most"),
         (["--nonsense"], "has no option"),
@@ -121,6 +125,9 @@ def test_calibrating_in_python(
         ({"names": ["rign"]}, "did you mean 'ring'"),
         ({"device": "gpu"}, "pass 'cpu'"),
         ({"repeats": 0}, "repeats=0 is too small"),
+        ({"seconds": float("inf")}, "must be above zero and finite"),
+        ({"sizes": (10**20,)}, "do not fit into"),
+        ({"workers": [2, 9999]}, "9999 ranks on"),
     ):
         with pytest.raises(ConfigurationError, match=reason):
             calibrate(**words)  # type: ignore[arg-type]

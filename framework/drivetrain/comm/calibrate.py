@@ -85,12 +85,12 @@ def calibrate(
     for count in workers:
         require_whole("workers", count, 2)
     require_whole("repeats", repeats)
-    if not seconds > 0:
-        raise ConfigurationError(f"seconds={seconds} must be above zero.")
+    measure.require_amount(repeats, seconds)
     wanted = [request(device, names, sizes, repeats, seconds)]
     job = current_job()
     if job is not None and job.world_size > 1:
         return fitted(measure.measure_here(wanted))
+    measure.require_room(wanted, max(workers, default=2))
     return fitted([one for count in sorted(set(workers)) for one in measure.measure(wanted, count)])
 
 
@@ -126,8 +126,7 @@ def calibrate_parser() -> Parser:
 def calibrate_main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     arguments = calibrate_parser().parse_args(list(argv))
-    if arguments.repeats < 1 or not arguments.seconds > 0:
-        raise ConfigurationError("--repeats and --seconds must be above zero.")
+    measure.require_amount(arguments.repeats, arguments.seconds, "--")
     sizes = SIZES if arguments.sizes is None else sizes_of(arguments.sizes)
     workers = sorted(set(integers(arguments.workers, "--workers", 2)))
     path = arguments.output or place(arguments.device)

@@ -160,7 +160,10 @@ class Calibration:
         if world is None or sum(hosts) == 1 or not size:
             return NATIVE
         best, least = NATIVE, world.native.time(size) * MARGIN
+        known = schedules.names()
         for name in world.corrections:
+            if name not in known:  # of a package that was installed when this was measured
+                continue
             seconds = self.predict(name, size, hosts)
             if seconds is not None and seconds < least:
                 best, least = name, seconds
@@ -196,7 +199,7 @@ class Calibration:
                 hosts = tuple(_whole(count) for count in row["hosts"])
                 worlds[hosts] = World(CostModel.of_plain(row["model"]), _read_curve(row["native"]), corrections)
             return cls(CostModel.of_plain(found), worlds)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise ConfigurationError(f"{origin} holds no calibration ({error!r}): calibrate again.") from error
 
     def save(self, path: Path | str) -> None:
@@ -232,7 +235,7 @@ class Calibration:
         """What a calibration file holds. Raises as :meth:`of_plain`."""
         try:
             found = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{origin} is no JSON ({error}): calibrate again.") from error
         return cls.of_plain(found, origin)
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from drivetrain.comm import calibration, schedules
 from drivetrain.comm.calibration import NATIVE, Calibration, Hosts
 from drivetrain.comm.schedule import Schedule
+from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from drivetrain.comm.communicator import Communicator
@@ -48,14 +49,19 @@ def _exchange(comm: Communicator) -> Agreed:
 
     if comm.group is None:
         return Agreed((1,), None)
-    mine = None
+    mine, problem = None, ""
     if comm.is_master:
         path = calibration.place(comm.device.type)
-        # As text: a file that is no calibration is an error of every rank.
-        mine = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        # As text, and why there is none: a file that is no calibration is an error of every rank.
+        try:
+            mine = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        except OSError as error:
+            problem = str(error)
     # Not among the traffic that is counted: it happens once, at a moment that the caller did not choose.
-    said = Communicator(comm.group, comm.device, comm.label).all_gather_plain([host_name(), mine])
-    names = [name for name, _ in said]
+    said = Communicator(comm.group, comm.device, comm.label).all_gather_plain([host_name(), mine, problem])
+    if said[0][2]:
+        raise ConfigurationError(f"the calibration of rank 0 cannot be read: {said[0][2]}: calibrate again.")
+    names = [name for name, *_ in said]
     runs = [(name, len(list(ranks))) for name, ranks in groupby(names)]
     hosts = tuple(count for _, count in runs) if len(runs) == len(set(names)) else None
     text = said[0][1]

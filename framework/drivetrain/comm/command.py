@@ -16,6 +16,8 @@ from drivetrain.errors import ConfigurationError, nearest
 
 __all__ = ["Parser", "add_plot", "integers", "plot_place", "topologies"]
 
+MOST = 2**15  # ranks; of more a ring has too many messages to look at in minutes
+
 
 def add_plot(parser: Parser, what: str) -> None:
     """The options ``--plot FILE`` and ``--no-plot`` of a command whose figure shows ``what``."""
@@ -52,7 +54,7 @@ def plot_place(arguments: argparse.Namespace, name: str) -> Path | None:
 
 
 def integers(text: str, what: str, least: int = 1) -> list[int]:
-    """Comma-separated whole numbers, of at least ``least`` each.
+    """Comma-separated whole numbers, from ``least`` to ``MOST`` each.
 
     Raises:
         ConfigurationError: something else is written.
@@ -63,6 +65,8 @@ def integers(text: str, what: str, least: int = 1) -> list[int]:
         raise ConfigurationError(f"{what} {text!r} are no whole numbers: write them as 8,64,512.") from error
     if not numbers or min(numbers) < least:
         raise ConfigurationError(f"{what} {text!r} must each be {least} or more: write them as 8,64,512.")
+    if max(numbers) > MOST:
+        raise ConfigurationError(f"{what} {text!r} must each be {MOST} or less, as every message is looked at.")
     return numbers
 
 

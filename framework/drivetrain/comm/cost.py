@@ -87,12 +87,12 @@ class CostModel:
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"cannot read a cost model from {path}: {error}: calibrate again.") from error
         try:
             written = found["format"]
             model = cls.of_plain(found) if written == FORMAT else None
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(f"{path} holds no cost model ({error!r}): calibrate again.") from error
         if model is None:
             raise ConfigurationError(f"{path} is of format {written!r}, not {FORMAT}: calibrate again.")

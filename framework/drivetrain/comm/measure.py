@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain.comm.units import shown_size
 from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.launch.temporary import temporary_folder
 
@@ -34,6 +35,8 @@ Operations = Callable[["Communicator", Sequence[str]], dict[str, Operation]]
 
 # Everything is timed so often; then only what may be the best, at least so many times more.
 _FIRST, _FURTHER = 3, 4
+# Processes that are started here at most, whatever the machine, and for each of its cores.
+LEAST_RANKS, RANKS_PER_CORE = 64, 8
 # Whose shortest time is so many times the best median cannot be the best: the time is for the others.
 _HOPELESS = 1.6
 
@@ -89,16 +92,50 @@ def measure(requests: Sequence[Request], world_size: int) -> list[Measured]:
         MeasurementError: a rank failed; its own traceback is on standard error.
         ConfigurationError: there are fewer GPUs than ranks.
     """
+    require_room(requests, world_size)
+    found: list[list[Sample]] = run_ranks(_measure_rank, world_size, requests)
+    return [Measured((world_size,), samples) for samples in found]
+
+
+def require_room(requests: Sequence[Request], ranks: int) -> None:
+    """Raise where this machine cannot hold so many ``ranks`` with tensors of these sizes; before any is started.
+
+    Raises:
+        ConfigurationError: says what it lacks.
+    """
+    largest = max(size for request in requests for size in request.sizes)
     if requests[0].device == "cuda":
         import torch
 
-        if torch.cuda.device_count() < world_size:
+        if torch.cuda.device_count() < ranks:
             raise ConfigurationError(
-                f"{world_size} ranks need as many GPUs, this machine has {torch.cuda.device_count()}: ask for fewer "
+                f"{ranks} ranks need as many GPUs, this machine has {torch.cuda.device_count()}: ask for fewer "
                 "workers or take --device cpu."
             )
-    found: list[list[Sample]] = run_ranks(_measure_rank, world_size, requests)
-    return [Measured((world_size,), samples) for samples in found]
+        memory, needed = torch.cuda.get_device_properties(0).total_memory, 2 * largest
+    else:
+        cores = os.cpu_count() or 1
+        if ranks > (most := max(LEAST_RANKS, RANKS_PER_CORE * cores)):
+            raise ConfigurationError(
+                f"{ranks} ranks on {cores} cores would measure the scheduler: ask for {most} workers at most."
+            )
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        needed = 2 * largest * ranks
+    if needed > memory:
+        raise ConfigurationError(
+            f"tensors of {shown_size(largest)} on {ranks} ranks, with as much again for what arrives, do not fit into "
+            f"{shown_size(memory)} of memory: ask for smaller sizes or fewer workers."
+        )
+
+
+def require_amount(repeats: int, seconds: float, prefix: str = "") -> None:
+    """Raise where ``repeats`` or ``seconds`` of a :class:`Request` cannot be meant; ``prefix`` is what options have.
+
+    Raises:
+        ConfigurationError: says so.
+    """
+    if repeats < 1 or not 0 < seconds < math.inf:
+        raise ConfigurationError(f"{prefix}repeats and {prefix}seconds must be above zero and finite.")
 
 
 def measure_here(requests: Sequence[Request]) -> list[Measured]:
@@ -116,6 +153,7 @@ def measure_here(requests: Sequence[Request]) -> list[Measured]:
 
     job = current_job()
     assert job is not None
+    require_room(requests, job.local_world_size)
     cuda = requests[0].device == "cuda"
     device = torch.device("cuda", job.local_rank) if cuda else torch.device("cpu")
     if cuda:

@@ -83,6 +83,10 @@ def main(argv: Sequence[str]) -> int:
     size = parse_size(arguments.size)
     if arguments.per_host is not None and arguments.per_host < 1:
         raise ConfigurationError(f"--per-host {arguments.per_host} leaves no worker on a host: pass 1 or more.")
+    if max(workers) == 1:
+        if arguments.plot is not None:
+            raise ConfigurationError("--plot: one worker alone sends nothing that could be drawn, name more of them.")
+        arguments.no_plot = True
     path = plot_place(arguments, f"scale-{shown_size(size).replace(' ', '')}")
     model = _model(
         arguments.model,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from drivetrain.comm import counts, schedules
 from drivetrain.comm.check import ScheduleError, check
-from drivetrain.comm.command import Parser, integers
+from drivetrain.comm.command import MOST, Parser, integers
 from drivetrain.comm.counts import Counts
 from drivetrain.comm.schedule import Schedule
 from drivetrain.comm.topologies.chain import chain
@@ -116,6 +116,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(list(argv))
     if arguments.up_to < 1:
         raise ConfigurationError(f"--up-to {arguments.up_to} leaves nothing to prove: pass 1 or more.")
+    if arguments.up_to > MOST:
+        raise ConfigurationError(f"--up-to {arguments.up_to} is more than can be looked at: pass {MOST} or less.")
     also = integers(arguments.also, "--also") if arguments.also else []
     sizes = sorted({*range(1, arguments.up_to + 1), *also})
     chosen = _chosen(arguments.only)

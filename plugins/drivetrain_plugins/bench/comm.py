@@ -244,8 +244,7 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status. ``argv`` is what follows the command's name."""
     arguments = parser().parse_args(None if argv is None else list(argv))
-    if arguments.repeats < 1 or not arguments.seconds > 0:
-        raise ConfigurationError("--repeats and --seconds must be above zero.")
+    measure.require_amount(arguments.repeats, arguments.seconds, "--")
     chosen = _chosen(arguments.operations, OPERATIONS, "operation")
     only = None
     if arguments.algorithms is not None:
@@ -307,8 +306,10 @@ def _measured(
         first, second = measure.measure_here([quick, sweep])
         usable = kept is not None and second.hosts in kept.worlds
         return [(second, kept if usable and kept is not None else fitted([first]))]
+    counts = sorted(set(integers(workers, "--workers", 2)))
+    measure.require_room([sweep], counts[-1])
     found = []
-    for count in sorted(set(integers(workers, "--workers", 2))):
+    for count in counts:
         if kept is not None and (count,) in kept.worlds:
             (second,) = measure.measure([sweep], count)
             found.append((second, kept))
