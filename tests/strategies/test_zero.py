@@ -376,3 +376,22 @@ def test_an_optimizer_can_be_looked_at_between_steps(stage: int) -> None:
     short: dict[str, Any] = {"max_steps": 5, "precision": "32-true"}
     found = train(LooksAtItsOptimizer, {"name": "zero", "stage": stage}, 2, **short)
     assert max(difference(train(LooksAtItsOptimizer, **short), found).values()) < 2e-6
+
+
+class CompiledWithin(Classifier):
+    """``in_place``: by the module's own method, which puts nothing around it."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        if in_place:
+            self.net[0].compile(backend="eager")
+        else:
+            self.net[0] = torch.compile(self.net[0], backend="eager")
+
+
+def test_a_part_that_is_compiled() -> None:
+    few: dict[str, Any] = {"max_steps": 3, "precision": "32-true"}
+    one, third = train(lambda: CompiledWithin(True), **few), {"name": "zero", "stage": 3}
+    assert max(difference(one, train(lambda: CompiledWithin(True), third, 2, **few)).values()) < 2e-6
+    with pytest.raises(ConfigurationError, match=r"net\.0 is what torch\.compile made .* \(net\.0\.compile\(\)\)"):
+        train(CompiledWithin, third, 2, **few)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -90,6 +91,13 @@ class Zero(Strategy):
     @staticmethod
     def _refuse_for_slices(module: TrainModule) -> None:
         refuse_uncuttable(module.named_parameters(), "strategy=zero with stage=3")
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")  # importing it takes seconds, and who compiled has it
+        compiled = (name for name, one in module.named_modules() if dynamo and isinstance(one, dynamo.OptimizedModule))
+        for name in compiled:
+            raise ConfigurationError(
+                f"{name} is what torch.compile made of a module, whose weights strategy=zero with stage=3 does not find"
+                f" there: compile it in place ({name}.compile()), or use strategy.stage=2."
+            )
 
     def connect(self, job: Job) -> None:
         super().connect(job)
