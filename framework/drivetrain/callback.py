@@ -1,6 +1,7 @@
 """Callback: code that runs at named moments of a run. Names, arguments and order are Lightning's.
 
-For each moment the callbacks are called first, in the order given (checkpoint callbacks last), then the module.
+For each moment the callbacks are called first, in the order given (checkpoint callbacks last), then the module. At the
+end of something checkpoint callbacks come after the module, under Lightning's meanings before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Calls the hooks of a run: callbacks first, then the module; what nobody overrides costs a dictionary look-up."""
+"""Calls the hooks of a run: callbacks first, then the module, then what saves; what nobody overrides costs a
+dictionary look-up."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class Hooks:
         self._resolve_all(now)
 
     def __call__(self, name: str, *args: Any) -> Any:
-        """Call hook ``name`` of every callback, then of the module; returns what the last of them returned."""
+        """Call hook ``name`` of every callback and of the module; returns what the last of them returned."""
         functions = self._functions.get(name)
         if functions is None:
             functions = self._resolve(name)
@@ -88,15 +89,21 @@ class Hooks:
     def _resolve(self, name: str) -> tuple[Callable[..., Any], ...]:
         found = self._functions.get(name)
         if found is None:
-            listed: list[Callable[..., Any]] = [
-                partial(getattr(callback, name), self.trainer, self.module)
-                for callback in self.callbacks
-                if _overrides(callback, name, Callback)
-            ]
+            last = name.endswith("_end") and self.trainer.meanings.saving == "last"  # moments at which things are saved
+            listed = self._of(name, [one for one in self.callbacks if not (last and one.saves_checkpoints)])
             if hasattr(self._base, name) and self.module_has(name):
                 listed.append(getattr(self.module, name))
+            listed += self._of(name, [one for one in self.callbacks if last and one.saves_checkpoints])
             found = self._functions[name] = tuple(listed)
         return found
+
+    def _of(self, name: str, callbacks: list[Callback]) -> list[Callable[..., Any]]:
+        """The hooks ``name`` of those of the callbacks that have one."""
+        return [
+            partial(getattr(callback, name), self.trainer, self.module)
+            for callback in callbacks
+            if _overrides(callback, name, Callback)
+        ]
 
     def overridden_everywhere(self, name: str, by_project: bool = False) -> bool:
         """Whether the module or a callback that every rank has overrides ``name``: the same on all ranks.

@@ -1,0 +1,60 @@
+"""What the module's own hooks change at the end of a batch or of a validation is in the checkpoint made there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from drivetrain.callbacks import ModelCheckpoint
+from tests.runs import Classifier, Outcome, difference, loader, seeded, train
+
+
+class Taught(Classifier):
+    """By its own average, which moves with each step; after validations it is half forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = seeded(lambda: nn.Linear(16, 4)).requires_grad_(False)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        hidden = self.net[:4](batch[0])
+        scores = self.net[4](hidden)
+        return cross_entropy(scores, batch[1]) + 0.1 * (scores - self.teacher(hidden)).square().mean()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        with torch.no_grad():
+            for kept, new in zip(self.teacher.parameters(), self.net[4].parameters(), strict=True):
+                kept.mul_(0.9).add_(new, alpha=0.1)
+
+    def on_validation_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            with torch.no_grad():
+                for kept in self.teacher.parameters():
+                    kept.mul_(0.5)
+
+
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2), ("fsdp", 3)])
+@pytest.mark.parametrize("way", ["step", "validation"])
+def test_a_run_that_goes_on_has_what_hooks_of_the_module_changed(
+    tmp_path: Path, strategy: str, devices: int, way: str
+) -> None:
+    options = {"val_check_interval": 3, "validation": loader(20, 5, shuffle=False)}
+
+    def run(**more: Any) -> Outcome:
+        return train(Taught, strategy, devices, **options, **more)
+
+    moments: dict[str, Any] = {
+        "step": {"every_n_train_steps": 5},
+        "validation": {"monitor": "val/loss"},
+    }
+    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **moments[way])
+    whole = run(callbacks=[saving], enable_checkpointing=True)
+    step = {"step": 5, "validation": 3}[way]
+    [saved] = tmp_path.glob(f"step={step}.ckpt")
+    resumed = run(resume=saved)
+    assert max(difference(whole, resumed).values()) == 0.0
