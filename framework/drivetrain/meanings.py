@@ -51,8 +51,8 @@ class Meanings:
             (``"validate"``).
         truths: what True and False are where a number is asked for: ``"refused"`` or ``"numbers"`` (1 and 0).
         nonfinite: the default for a loss that is not finite: ``"raise"`` or ``"warn"``.
-        saving: when callbacks that save checkpoints hear of a moment: ``"last"`` (after the module, so that what its own
-            hook changed is in the checkpoint) or ``"callbacks"`` (as the last of the callbacks, before the module).
+        saving: when callbacks that save checkpoints hear of the end of a moment: ``"last"`` (after the module, so that
+            what its own hook changed is in the checkpoint) or ``"callbacks"`` (before the module).
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.Interrupted`) or ``"exit"`` (hooks hear
             of a ``KeyboardInterrupt``, and the script ends with status 1).
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.

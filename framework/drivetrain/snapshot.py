@@ -7,6 +7,7 @@ another, the strategy may take from the first rank's what is alike on all.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -103,8 +104,11 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
         shown = trainer.published.by_step
         if alone:
             trainer.published.by_step = None  # what the step that failed logged is no metric of the run
+        logged = [_place(trainer), fit.metrics.state_dict()]
+        by_rank = [logged] if alone else gather(logged)
         shared["metrics"] = {
-            "epoch": [fit.metrics.state_dict()] if alone else gather(fit.metrics.state_dict()),
+            "places": [place for place, _ in by_rank],
+            "epoch": [sums for _, sums in by_rank],
             "callback": {name: float(value) for name, value in trainer.callback_metrics.items()},
             "logged": {name: float(value) for name, value in trainer.logged_metrics.items()},
             "double": trainer.published.in_double,
@@ -303,12 +307,11 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     _reseed(trainer, shared["loops"].get("data_seed", trainer.data_seed))
     _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
-        _restore_metrics(trainer, shared["metrics"], within_epoch=fit.resumed)
+        _restore_metrics(trainer, shared["metrics"], loaded.own or {}, within_epoch=fit.resumed)
     if loaded.first:
         trainer.strategy.load_first_state(loaded.first.get("strategy", {}))
     if loaded.own:
         trainer.strategy.load_own_state(loaded.own["strategy"])
-        metric_states.load(module, loaded.own["torchmetrics"])
         trainer.random_state = loaded.own["rng"]
         fit.data.go_on_from(loaded.own.get("order", {}))
     elif "world_size" not in loaded.meta:
@@ -355,19 +358,48 @@ def _tell_of_absent_callbacks(trainer: Trainer, saved: Mapping[Any, Any]) -> Non
         )
 
 
-def _restore_metrics(trainer: Trainer, saved: dict[str, Any], within_epoch: bool) -> None:
-    """``within_epoch``: whether the epoch that was begun goes on, with what was logged in it."""
+def _place(trainer: Trainer) -> list[int]:
+    """What part of the data this rank's metrics are of, ``[rank, size]``, and whether there are any and they count."""
+    strategy = trainer.strategy
+    return [strategy.data.rank, strategy.data.size, int(strategy.counts and strategy.logs)]
+
+
+def _restore_metrics(trainer: Trainer, saved: dict[str, Any], own: dict[str, Any], within_epoch: bool) -> None:
+    """What was logged, and gathered by metric objects.
+
+    Args:
+        own: what the checkpoint has of this rank.
+        within_epoch: whether the epoch that was begun goes on, with what was logged in it.
+    """
     communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
-    if not within_epoch:
-        saved = {**saved, "epoch": []}
-    if len(saved["epoch"]) == communicator.world_size:
-        metrics.load_state_dict([saved["epoch"][communicator.rank]])
-    elif communicator.rank == 0:  # of another number of ranks: one of these takes what those had
-        metrics.load_state_dict(saved["epoch"])
+    sums = saved["epoch"] if within_epoch else []
+    now = communicator.all_gather_plain(_place(trainer))
+    then = saved.get("places", now)  # a checkpoint of an earlier version does not say
+    divided_alike = then == now and len(saved["epoch"]) == len(now)
+    if divided_alike:
+        metrics.load_state_dict(sums[communicator.rank : communicator.rank + 1])
+        metric_states.load(trainer.lightning_module, own.get("torchmetrics", {}))
+    else:  # the first rank that counts takes what those had
+        counted = [one for one, place in itertools.zip_longest(sums, then) if place is None or place[2]]
+        if communicator.rank == next(rank for rank, place in enumerate(now) if place[2]):
+            metrics.load_state_dict([one for one in counted if one is not None])
+        _tell_of_lost_metrics(trainer, own.get("torchmetrics", {}), sums)
     shown: dict[str, Any] = {"bar": dict(saved["progress_bar"])}
     for name in ("callback", "logged"):
         shown[name] = trainer.published.again(saved[name], saved.get("double"))
     trainer.published.load_state_dict(shown)
+
+
+def _tell_of_lost_metrics(trainer: Trainer, gathered: dict[str, Any], sums: list[list[list[Any]]]) -> None:
+    """Metric objects hold what a rank saw, and the ranks see something else now."""
+    names = {name for name, one in gathered.items() if one["updates"]}
+    names |= {path for by_rank in sums for *_, path in by_rank if path}
+    if names and trainer.is_global_zero:
+        warnings.warn(
+            f"the checkpoint is of ranks that shared out their data otherwise: what metric objects gathered before it"
+            f" ({', '.join(sorted(names))}) is left out, so their values of this epoch are of the rest of it.",
+            stacklevel=2,
+        )
 
 
 def check_trains_on(module: TrainModule, shared: Mapping[str, Any]) -> None:

@@ -132,6 +132,7 @@ class Strategy(StrategyView):
         trains: whether this rank runs the loop.
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         counts: whether what is logged here counts (not where another rank logs the same).
+        logs: whether steps come to their end here, where they log (not on the first ranks of a pipeline).
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
@@ -151,6 +152,7 @@ class Strategy(StrategyView):
         self.trains = True
         self.predicts = True
         self.counts = True
+        self.logs = True
         self.holds_part = False
         self.module: TrainModule
 

@@ -90,6 +90,7 @@ class Pipeline(Strategy):
         self.capture = Capture(module, path, network)
         assert self.line.group is not None
         self.schedules = Schedules(stages, self.mine, self.options, self.line.group, self.device)
+        self.logs = self.schedules.last
         self._own(stages)
         self.align()
 
