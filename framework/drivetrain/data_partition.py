@@ -7,7 +7,7 @@ workers that must keep the same samples all along.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any, Literal, get_args
@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.comm.arguments import is_whole, number, require_name, require_workers
+from drivetrain.errors import ConfigurationError
 
 Method = Literal["contiguous", "strided", "weighted"]
 
@@ -50,24 +51,25 @@ class DataPartitioner:
         shuffle: bool = False,
         seed: int = 0,
     ) -> None:
-        if workers < 1:
-            raise ConfigurationError(f"workers={workers}: give the number of workers, at least 1.")
-        if method not in get_args(Method):
-            raise ConfigurationError(f"there is no partition {method!r}: {nearest(method, get_args(Method))}")
+        require_workers(workers)
+        require_name("partition", method, get_args(Method))
         if (method == "weighted") != (speeds is not None):
             raise ConfigurationError(f"method={method} and speeds={speeds}: speeds go with method='weighted' only.")
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        indexed = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset | Mapping) or not indexed:
             raise ConfigurationError(
                 f"{type(dataset).__name__} cannot be cut, for it has no length or no index: split it where it is read."
             )
         self.dataset = dataset
         self.workers = workers
         self.method = method
-        samples = len(dataset)
+        samples = len(dataset)  # type: ignore[arg-type]
         self._order: Sequence[int] = range(samples)
         if shuffle:
-            self._order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).tolist()
-        self._sizes = _sizes(samples, [1.0] * workers if speeds is None else list(speeds), workers)
+            if not is_whole(seed) or not -(2**63) <= seed < 2**64:
+                raise ConfigurationError(f"seed={seed!r} of a partition: give a whole number of 64 bits.")
+            self._order = torch.randperm(samples, generator=torch.Generator().manual_seed(int(seed))).tolist()
+        self._sizes = _sizes(samples, [1] * workers if speeds is None else speeds, workers)
         self._starts = [0, *accumulate(self._sizes)]
 
     def partition_size(self, rank: int) -> int:
@@ -86,19 +88,22 @@ class DataPartitioner:
         return Subset(self.dataset, self.get_indices(rank))  # type: ignore[arg-type]
 
     def _known(self, rank: int) -> int:
-        if not 0 <= rank < self.workers:
-            raise ConfigurationError(f"rank={rank} has no part: use one from 0 to {self.workers - 1}.")
+        if not is_whole(rank) or not 0 <= rank < self.workers:
+            raise ConfigurationError(f"rank={rank!r} has no part: use one from 0 to {self.workers - 1}.")
         return rank
 
 
-def _sizes(samples: int, speeds: list[float], workers: int) -> list[int]:
+def _sizes(samples: int, speeds: Sequence[float], workers: int) -> list[int]:
+    if not hasattr(speeds, "__len__") or isinstance(speeds, str | Mapping):
+        raise ConfigurationError(f"speeds={speeds!r}: give a list with one number for each worker.")
     if len(speeds) != workers:
         raise ConfigurationError(f"there are {len(speeds)} speeds for {workers} workers: give one for each.")
+    exact = []  # so that all machines cut alike
     for worker, speed in enumerate(speeds):
-        if not 0 < speed < math.inf:
+        found = number(speed)
+        if found is None or not 0 < found < math.inf:
             raise ConfigurationError(f"the speed of worker {worker} is {speed}: give a number above 0.")
-    # Exact, so that all machines cut alike.
-    exact = [Fraction(speed) for speed in speeds]
+        exact.append(Fraction(found))
     shares = [samples * speed / sum(exact) for speed in exact]
     sizes = [int(share) for share in shares]
     by_remainder = sorted(range(workers), key=lambda worker: (sizes[worker] - shares[worker], worker))

@@ -34,6 +34,8 @@ def set_parameters(module: nn.Module, flat: Tensor) -> None:
     """
     parameters = list(module.parameters())
     numel = sum(parameter.numel() for parameter in parameters)
+    if not isinstance(flat, Tensor):
+        raise ConfigurationError(f"a {type(flat).__name__} holds no parameters: pass the tensor of get_parameters.")
     dtype = _dtype(parameters) if parameters else flat.dtype
     if tuple(flat.shape) != (numel,) or flat.dtype != dtype:
         raise ConfigurationError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Literal, get_args
 
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.comm.arguments import number, require_name, require_workers
+from drivetrain.errors import ConfigurationError
 
 Rule = Literal["linear", "sqrt"]
 
@@ -21,10 +22,12 @@ def scale_lr(lr: float, workers: int, rule: Rule = "linear") -> float:
     Raises:
         ConfigurationError: ``lr`` is not a positive number, ``workers`` is below 1, or there is no such rule.
     """
-    if not 0 < lr < math.inf:
-        raise ConfigurationError(f"lr={lr} cannot be scaled: give a number above 0.")
-    if workers < 1:
-        raise ConfigurationError(f"workers={workers}: give the number of workers, at least 1.")
-    if rule not in get_args(Rule):
-        raise ConfigurationError(f"there is no rule {rule!r} to scale a learning rate: {nearest(rule, get_args(Rule))}")
-    return lr * (workers if rule == "linear" else math.sqrt(workers))
+    found = number(lr)
+    if found is None or not 0 < found < math.inf:
+        raise ConfigurationError(f"lr={lr!r} cannot be scaled: give a number above 0.")
+    require_workers(workers)
+    require_name("rule to scale a learning rate", rule, get_args(Rule))
+    scaled = found * (workers if rule == "linear" else math.sqrt(workers))
+    if not scaled < math.inf:
+        raise ConfigurationError(f"lr={lr!r} cannot be scaled for {workers} workers: the result is not finite.")
+    return scaled

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import math
+import sys
 from collections.abc import Sequence
 
+from drivetrain.comm.arguments import number, require_workers
 from drivetrain.errors import ConfigurationError
 
 
@@ -26,16 +27,21 @@ def balance_workload(costs: Sequence[float], workers: int) -> list[list[int]]:
     Raises:
         ConfigurationError: ``workers`` is below 1, or a cost is negative or not finite.
     """
-    if workers < 1:
-        raise ConfigurationError(f"workers={workers}: give the number of workers, at least 1.")
-    for item, cost in enumerate(costs):
-        if not 0 <= cost < math.inf:
-            raise ConfigurationError(f"item {item} costs {cost}: give a finite number of at least 0.")
+    require_workers(workers)
+    # Python's own numbers, which do not wrap round and do not end at the range of a short type.
+    known = [_cost(item, cost) for item, cost in enumerate(costs)]
     shares: list[list[int]] = [[] for _ in range(workers)]
     # The number of items comes second, so that items without a cost are spread too.
-    least = [(0.0, 0, worker) for worker in range(workers)]
-    for item in sorted(range(len(costs)), key=lambda item: (-costs[item], item)):
+    least: list[tuple[float, int, int]] = [(0, 0, worker) for worker in range(workers)]
+    for item in sorted(range(len(known)), key=lambda item: (-known[item], item)):
         load, count, worker = least[0]
         shares[worker].append(item)
-        heapq.heapreplace(least, (load + costs[item], count + 1, worker))
+        heapq.heapreplace(least, (load + known[item], count + 1, worker))
     return [sorted(share) for share in shares]
+
+
+def _cost(item: int, cost: object) -> float:
+    found = number(cost)
+    if found is None or not 0 <= found <= sys.float_info.max:
+        raise ConfigurationError(f"item {item} costs {cost!r}: give a finite number of at least 0.")
+    return found

@@ -130,8 +130,24 @@ def test_one_rank_alone() -> None:
         ({"gradients": [[torch.ones(2)], [torch.ones(3)]]}, "worker 1 differ"),
         ({"gradients": [[torch.ones(2)], [None]]}, "gradient 0 of worker 1 is NoneType"),
         ({"gradients": [torch.ones(2)], "communicator": Communicator(), "weights": [1.0]}, "those of this rank"),
+        ({"gradients": None}, "gradients are a NoneType"),
+        ({"gradients": {"a": [torch.ones(1)]}}, "gradients are a dict"),
+        ({"weights": "ab"}, "weights='ab'"),
+        ({"weights": ["a", "b"]}, "weight of worker 0 is 'a'"),
+        ({"staleness": [0.5, 1], "method": "asynchronous"}, "staleness of worker 0 is 0.5"),
+        ({"staleness": "ab", "method": "asynchronous"}, "staleness='ab'"),
+        ({"power": "x"}, "power=x must be"),
+        ({"power": float("inf")}, "power=inf must be"),
+        ({"rank": "0", "method": "elastic"}, "rank=0 is none"),
     ],
 )
 def test_what_has_no_meaning_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         aggregate_gradients(**{"gradients": [[torch.ones(2)], [torch.ones(2)]], **change})
+
+
+def test_what_is_too_late_counts_nothing() -> None:
+    pair = [[torch.ones(1)], [torch.ones(1)]]
+    for staleness, power in (([0, 10**400], 1.0), ([0, 1], 1e308)):
+        (found,) = aggregate_gradients(pair, "asynchronous", staleness=staleness, power=power)
+        assert found.item() == 0.5

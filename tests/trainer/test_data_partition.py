@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,6 +92,11 @@ class Stream(IterableDataset[Any]):
         ((range(3), 2, "striped"), "did you mean 'strided'"),
         ((range(3), 2, "weighted"), "speeds go with"),
         ((Stream(), 2), "Stream cannot be cut"),
+        (({1, 2, 3}, 2), "set cannot be cut"),
+        (({"a": 1}, 2), "dict cannot be cut"),
+        ((range(3), 2.0), "workers=2.0"),
+        ((range(3), "2"), "workers='2'"),
+        ((range(3), 2, None), "there is no partition None"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(arguments: tuple[Any, ...], sentence: str) -> None:
@@ -105,3 +111,23 @@ def test_speeds_and_ranks_that_do_not_fit_are_refused() -> None:
         DataPartitioner(range(3), 2, "weighted", speeds=[1, 0])
     with pytest.raises(ConfigurationError, match="rank=-1 has no part"):
         DataPartitioner(range(3), 2).get_indices(-1)
+    for rank in ("0", 0.5, True, None):
+        with pytest.raises(ConfigurationError, match="has no part"):
+            DataPartitioner(range(3), 2).get_indices(rank)  # type: ignore[arg-type]
+    for speeds, said in (
+        (3, "give a list"),
+        ("ab", "give a list"),
+        (["a", 1], "speed of worker 0"),
+        ({0: 1}, "a list"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            DataPartitioner(range(3), 2, "weighted", speeds=speeds)  # type: ignore[arg-type]
+    for seed in ("x", None, 2**70):
+        with pytest.raises(ConfigurationError, match="give a whole number"):
+            DataPartitioner(range(3), 2, shuffle=True, seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("speeds", [np.array([1, 3], np.float32), torch.tensor([1.0, 3.0]), np.array([1, 3])])
+def test_speeds_that_were_measured(speeds: Any) -> None:
+    cut = DataPartitioner(range(8), 2, "weighted", speeds=speeds)
+    assert [cut.partition_size(rank) for rank in range(2)] == [2, 6]

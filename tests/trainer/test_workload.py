@@ -6,8 +6,11 @@ import itertools
 import math
 import subprocess
 import sys
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +48,34 @@ def test_the_bound_is_reached_and_equals_go_to_the_first() -> None:
 def test_what_cannot_be_balanced_is_refused(costs: list[float], workers: int) -> None:
     with pytest.raises(ConfigurationError):
         balance_workload(costs, workers)
+
+
+@pytest.mark.parametrize(
+    ("costs", "workers"), [(["1"], 1), ([None], 1), ([10**400], 1), ([1], "2"), ([1], 2.0), ([1], True), ([True], 1)]
+)
+def test_what_is_no_number_is_one_sentence(costs: list[Any], workers: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        balance_workload(costs, workers)
+
+
+def test_costs_of_short_types_neither_wrap_nor_end() -> None:
+    """Sums of float16 end at 65504, and what is subtracted from an unsigned nothing is the largest number."""
+    given = np.array([60000, 50000, 40000, 30000, 20000, 10000, 5000, 4000, 3000, 2000, 1000], np.float16)
+    assert balance_workload(given, 2) == balance_workload(given.tolist(), 2)  # type: ignore[arg-type]
+    small = [0, 200, 100, 100, 50, 0, 7]
+    for kind in (np.uint8, np.int16, np.float32):
+        assert balance_workload(np.array(small, kind), 3) == balance_workload(small, 3)  # type: ignore[arg-type]
+    assert balance_workload(torch.tensor(small), 3) == balance_workload(small, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("lr", "workers", "rule"),
+    [("0.1", 2, "linear"), (0.1, "2", "linear"), (0.1, 2.5, "linear"), (0.1, math.nan, "linear"),
+     (1e308, 100, "linear"), (0.1, 2, None), (True, 2, "linear")],
+)  # fmt: skip
+def test_learning_rates_that_cannot_be_scaled_are_one_sentence(lr: Any, workers: Any, rule: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        scale_lr(lr, workers, rule)
 
 
 def test_learning_rates_are_scaled_by_rule() -> None:

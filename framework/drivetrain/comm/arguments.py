@@ -26,6 +26,18 @@ def is_whole_list(values: object) -> bool:
     return isinstance(values, Sequence | np.ndarray) and not isinstance(values, str) and all(map(is_whole, values))
 
 
+def number(value: object) -> int | float | None:
+    """``value`` as Python's own number where it is a real one, of Python, numpy, or a tensor of one element; else None.
+    Booleans are none."""
+    kind = type(value).__module__.partition(".")[0]
+    if kind in ("numpy", "torch") and getattr(value, "size", None) is not None:
+        try:
+            value = value.item()  # type: ignore[attr-defined]
+        except (ValueError, RuntimeError):  # of several elements
+            return None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def require_whole(name: str, value: object, least: int = 1, whose: str = "") -> None:
     """Raise where argument ``name`` of ``whose`` is no int, or below ``least``.
 
@@ -37,6 +49,16 @@ def require_whole(name: str, value: object, least: int = 1, whose: str = "") -> 
         raise ConfigurationError(f"{name}={value!r}{whose} is of type {kind}: pass an int of {least} or more.")
     if value < least:
         raise ConfigurationError(f"{name}={value}{whose} is too small: pass {least} or more.")
+
+
+def require_workers(workers: object) -> None:
+    """Raise where ``workers`` is no number of workers.
+
+    Raises:
+        ConfigurationError: says so.
+    """
+    if not is_whole(workers) or workers < 1:  # type: ignore[operator]
+        raise ConfigurationError(f"workers={workers!r}: give the number of workers, at least 1.")
 
 
 def require_whole_list(name: str, values: object, example: str) -> None:

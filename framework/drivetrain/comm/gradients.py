@@ -14,14 +14,16 @@ the worker read them):
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from drivetrain.comm.arguments import is_whole, number, require_name
 from drivetrain.comm.communicator import CommunicationError, Communicator
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import ConfigurationError
 
 Method = Literal["synchronous", "asynchronous", "elastic"]
 Gradients = Sequence[Tensor] | Mapping[str, Tensor]
@@ -64,14 +66,14 @@ def aggregate_gradients(
             without ``communicator``).
         CommunicationError: no worker has a weight above zero (with ``communicator``, on every rank).
     """
-    if method not in get_args(Method):
-        raise ConfigurationError(f"there is no method {method!r} of aggregation: {nearest(method, get_args(Method))}")
-    if not power >= 0 or not 0 <= local <= 1:
+    require_name("method of aggregation", method, get_args(Method))
+    p, a = number(power), number(local)
+    if p is None or a is None or not 0 <= p < math.inf or not 0 <= a <= 1:
         raise ConfigurationError(f"power={power} must be at least 0 and local={local} from 0 to 1: correct it.")
     if communicator is None:
         return _here(gradients, method, weights, staleness, power, local, rank)  # type: ignore[arg-type]
     weight = 1.0 if weights is None else weights
-    if not isinstance(weight, (int, float)) or not isinstance(staleness, int):
+    if not isinstance(weight, (int, float)) or not is_whole(staleness):
         raise ConfigurationError(
             "with a communicator, weights and staleness are those of this rank: give a number each."
         )
@@ -93,27 +95,29 @@ def _here(
     rank: int,
 ) -> list[Tensor] | dict[str, Tensor]:
     """The same where all workers' gradients are in this process."""
+    if not isinstance(gradients, Sequence | Tensor):
+        raise ConfigurationError(f"gradients are a {type(gradients).__name__}: give a list with those of each worker.")
     workers = len(gradients)
     if workers == 0:
         raise ConfigurationError("there are no gradients to aggregate: give those of one worker at least.")
-    named = [_named(one, f"worker {number}") for number, one in enumerate(gradients)]
-    if not 0 <= rank < workers:
+    named = [_named(one, f"worker {worker}") for worker, one in enumerate(gradients)]
+    if not is_whole(rank) or not 0 <= rank < workers:
         raise ConfigurationError(f"rank={rank} is none of {workers} workers: use one from 0 to {workers - 1}.")
     kinds = [{name: (tensor.shape, tensor.dtype) for name, tensor in one.items()} for one in named]
-    for number, kind in enumerate(kinds):
+    for worker, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise ConfigurationError(
-                f"the gradients of worker {number} differ from those of worker 0 in names, number, shapes or dtypes: "
+                f"the gradients of worker {worker} differ from those of worker 0 in names, number, shapes or dtypes: "
                 "pass the gradients of the same module."
             )
     each = _one_each(1.0 if weights is None else weights, workers, "weights")
     late = _one_each(staleness, workers, "staleness")
-    total = sum(_weight(weight, number) for number, weight in enumerate(each))
+    total = sum(_weight(weight, worker) for worker, weight in enumerate(each))
     if total <= 0:
         raise ConfigurationError("no worker has a weight above zero: give at least one.")
     factors = [
-        weight * _discount(method, stale, power, number)
-        for number, (weight, stale) in enumerate(zip(each, late, strict=True))
+        _weight(weight, worker) * _discount(method, stale, power, worker)
+        for worker, (weight, stale) in enumerate(zip(each, late, strict=True))
     ]
     mixed = {}
     for name, first in named[rank].items():
@@ -163,6 +167,8 @@ def _like(gradients: Gradients, named: dict[str, Tensor]) -> list[Tensor] | dict
 
 
 def _one_each(given: Sequence[Number] | Number, workers: int, what: str) -> list[Number]:
+    if not isinstance(given, (int, float)) and (not hasattr(given, "__len__") or isinstance(given, str | Mapping)):
+        raise ConfigurationError(f"{what}={given!r}: give a number, or a list with one for each worker.")
     values = [given] * workers if isinstance(given, (int, float)) else list(given)
     if len(values) != workers:
         raise ConfigurationError(f"there are {len(values)} {what} for {workers} workers: give one for each.")
@@ -170,15 +176,21 @@ def _one_each(given: Sequence[Number] | Number, workers: int, what: str) -> list
 
 
 def _weight(weight: float, worker: int) -> float:
-    if not 0 <= weight < math.inf:
-        raise ConfigurationError(f"the weight of worker {worker} is {weight}: give a number of at least 0.")
-    return float(weight)
+    found = number(weight)
+    if found is None or not 0 <= found <= sys.float_info.max:
+        raise ConfigurationError(f"the weight of worker {worker} is {weight!r}: give a number of at least 0.")
+    return float(found)
 
 
-def _discount(method: Method, staleness: int, power: float, worker: int) -> float:
-    if staleness < 0:
-        raise ConfigurationError(f"the staleness of worker {worker} is {staleness}: count updates from 0.")
-    return 1.0 / (1.0 + staleness) ** power if method == "asynchronous" else 1.0
+def _discount(method: Method, staleness: object, power: float, worker: int) -> float:
+    if not is_whole(staleness) or staleness < 0:  # type: ignore[operator]
+        raise ConfigurationError(f"the staleness of worker {worker} is {staleness!r}: count updates from 0.")
+    if method != "asynchronous":
+        return 1.0
+    try:
+        return 1.0 / (1.0 + int(staleness)) ** power  # type: ignore[call-overload]
+    except OverflowError:  # what is so late counts nothing
+        return 0.0 if power else 1.0
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
