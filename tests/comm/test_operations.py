@@ -12,6 +12,7 @@ import ranks
 import torch
 
 from drivetrain import registry
+from drivetrain.comm import schedules
 from drivetrain.comm.communicator import CommunicationError, Communicator
 from drivetrain.comm.schedules import make
 from drivetrain.errors import ConfigurationError
@@ -321,3 +322,40 @@ def test_differences_between_ranks_are_one_error_everywhere() -> None:
     assert results[0] == results[1] == results[2]
     assert "rank 0, 2: all_reduce op=sum algorithm=auto float32[3]; rank 1: all_reduce" in results[0][0]
     assert "float64" in results[0][1] and "source=1" in results[0][2] and "gather destination=0" in results[0][3]
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+ODD = (1.0, float("nan"), float("inf"), -0.0, float("nan"), -1.5, 0.0, float("-inf"))
+
+
+def odd_floats(comm: Communicator) -> list[str]:
+    """The least and greatest as torch finds them in one process, whichever rank has what."""
+    wrong = []
+    for dtype in FLOATS:
+        every = [torch.tensor(ODD[rank:] + ODD[:rank], dtype=dtype) for rank in range(comm.world_size)]
+        for op, expected in (("min", torch.stack(every).amin(0)), ("max", torch.stack(every).amax(0))):
+            found = {
+                algorithm: comm.all_reduce(every[comm.rank].clone(), op, algorithm)  # type: ignore[arg-type]
+                for algorithm in ("native", *schedules.names())
+            }
+            reduced = comm.reduce(every[comm.rank].clone(), 1, op)  # type: ignore[arg-type]
+            found["reduce"] = expected if reduced is None else reduced
+            part = comm.reduce_scatter(every[comm.rank], op)  # type: ignore[arg-type]
+            found["reduce_scatter"] = torch.cat(comm.all_gather(part, uneven=True))
+            wrong += [
+                f"{name} {op} of {dtype}: {result.tolist()}"
+                for name, result in found.items()
+                if not torch.equal(
+                    result.double().nan_to_num(7.0, 6.0, -6.0), expected.double().nan_to_num(7.0, 6.0, -6.0)
+                )
+                or result.dtype != dtype
+            ]
+    zeros = torch.tensor([0.0, -0.0] if comm.rank else [-0.0, 0.0])
+    for algorithm in ("native", "ring"):
+        assert comm.all_reduce(zeros.clone(), "min", algorithm).signbit().all()  # type: ignore[arg-type]
+        assert not comm.all_reduce(zeros.clone(), "max", algorithm).signbit().any()  # type: ignore[arg-type]
+    return wrong
+
+
+def test_the_least_and_greatest_of_odd_floats() -> None:
+    assert ranks.run(odd_floats, 3) == [[], [], []]

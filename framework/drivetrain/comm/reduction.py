@@ -8,7 +8,7 @@ integers, sum           summed where no sum can overflow: 8 and 16 bits in int32
                         tensor, with a warning, on every rank alike. Beyond int64 is an error on every rank.
 integers, product       multiplied exactly by every rank from all contributions; the same rule for the result.
 integers, average       refused: it is not exact.
-min, max                of the own dtype. Of floats with NaN the result is not defined.
+min, max                of the own dtype. NaN where any rank has NaN, and -0.0 is less than 0.0.
 bool                    min and product are "all", max is "any"; a sum counts, and is always a new int64 tensor.
 ======================  ==============================================================================================
 """
@@ -270,6 +270,11 @@ def reduced(
             what fits on one rank may not fit on another.
     """
     dtype = flat.dtype
+    if dtype in _FLOATING and op in ("min", "max"):
+        ordered = _ordered(flat, op)
+        run(ordered, op)
+        flat.copy_(_floats(ordered))
+        return flat if part is None else flat[part]
     if dtype in _FLOATING:
         early = op == "average" and dtype == torch.float16
         if early:
@@ -291,6 +296,25 @@ def reduced(
     if not judge or part is not None or dtype == torch.bool:
         return result
     return _fitted(flat, result, op)
+
+
+def _ordered(flat: torch.Tensor, op: str) -> torch.Tensor:
+    """Whole numbers in the order of the floats of ``flat``, NaN at the end that ``op`` looks for. Transports compare
+    floats, and NaN is neither less nor greater: whether it or a number came out hung on which rank had it."""
+    wide = flat if flat.dtype == torch.float64 else flat.float()
+    bits = wide.view(torch.int64 if wide.dtype == torch.float64 else torch.int32)
+    limits = torch.iinfo(bits.dtype)
+    return _turned(bits).masked_fill_(wide.isnan(), limits.min if op == "min" else limits.max)
+
+
+def _floats(ordered: torch.Tensor) -> torch.Tensor:
+    """The floats that :func:`_ordered` was given; NaN for either end."""
+    return _turned(ordered).view(torch.float64 if ordered.dtype == torch.int64 else torch.float32)
+
+
+def _turned(bits: torch.Tensor) -> torch.Tensor:
+    # The bits of a float are ordered as its size: those of negative ones are turned round, but for their sign.
+    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
 
 
 def _exact(
