@@ -76,13 +76,13 @@ class Hooks:
         return result
 
     def of_callbacks(
-        self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False, **named: Any
+        self, name: str, *args: Any, monitors: bool | None = None, saving: bool | None = None, **named: Any
     ) -> None:
-        """Call hook ``name`` of the callbacks only; of those that read metrics, or of the others; or of those that save
-        checkpoints."""
+        """Call hook ``name`` of the callbacks only; of those that read metrics, or of the others; of those that save
+        checkpoints, or of the others."""
         former, self.current = self.current, name
         for callback in self.callbacks:
-            if (monitors is None or callback.monitors is monitors) and (not saving or callback.saves_checkpoints):
+            if monitors in (None, callback.monitors) and saving in (None, callback.saves_checkpoints):
                 getattr(callback, name)(self.trainer, self.module, *args, **named)
         self.current = former
 

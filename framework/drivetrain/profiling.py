@@ -57,7 +57,7 @@ class ProfiledHooks(Hooks):
             return super().of_module(name, *args)
 
     def of_callbacks(
-        self, name: str, *args: Any, monitors: bool | None = None, saving: bool = False, **named: Any
+        self, name: str, *args: Any, monitors: bool | None = None, saving: bool | None = None, **named: Any
     ) -> None:
         everyone = self.acting(self.trainer.callbacks)  # a callback may cause a hook of all, as checkpoints do
         try:

@@ -41,6 +41,8 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             last optimizer step is left out.
     """
     fit, module = trainer.loop, trainer.lightning_module
+    if not alone and trainer.status != "idle" and not trainer.handed_over:
+        trainer.strategy.come_together("save_checkpoint")
     if fit is not None and not weights_only and not alone:
         if not fit.between_steps and trainer.meanings.checkpoint != "file":
             raise TrainingError(

@@ -204,6 +204,19 @@ def test_a_hook_that_ends_the_epoch_ends_the_client() -> None:
     assert max(float((short.weights[n] - v).abs().max()) for n, v in steps.weights.items()) == 0.0
 
 
+class EndsByData(Plain):
+    """Some clients end at their second batch, others do not."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 1 and float(batch[0].sum()) > 0 else None
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_client_ends_by_itself_whatever_those_of_other_ranks_do(devices: int) -> None:
+    strategy, options = federated(clients=5, batch_size=3), {"make": EndsByData, "max_epochs": 3}
+    assert max(difference(run(strategy, **options), run(strategy, devices, **options)).values()) < 1e-12
+
+
 @pytest.mark.parametrize(("limit", "read"), [(7, 7), (20, 13), (0.5, 6), (1.0, 13), (0.15, 1)])
 def test_a_limit_of_batches_is_of_each_clients_own(limit: int | float, read: int) -> None:
     """Four clients of 13 batches of one sample each, where the loader has 7 batches of 8."""

@@ -307,6 +307,7 @@ class FitLoop(RunningLoop):
         """Count a round as one global step; what was logged in it, and its loss, are means over all its batches."""
         self.is_last_batch, self.between_steps, self.validations.done = last, True, False
         self.validations.newest = 1
+        self.optimization.steps += 1
         self.batch += 1
         self.batches_seen += 1
         self.last_batch_size = samples
@@ -328,7 +329,7 @@ class FitLoop(RunningLoop):
         trainer, hooks, timing, optimization = self.trainer, self.hooks, self.timing, self.optimization
         batches, total, inner = window.batches, window.total, self._inner
         final = len(batches) - 1
-        optimization.stepped = False
+        optimization.stepped, steps_before = False, optimization.steps
         self.last_batch_size = int(total or 0)
         timing.on = self.global_step % timing.stride == 0
         steps: list[MicroStep] = []
@@ -365,6 +366,8 @@ class FitLoop(RunningLoop):
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
+            if inner:  # a round is one, however many its clients make, which ranks have different numbers of
+                optimization.steps = steps_before
             self.between_steps = closes and not inner
             if not inner:
                 # Lightning writes metrics and steps schedules by windows, whatever a module made of them.
@@ -382,7 +385,12 @@ class FitLoop(RunningLoop):
             if kept is not None:
                 metric_states.load(self.module, kept)
             if "on_train_batch_end" in hooks.active:
-                hooks("on_train_batch_end", step.outputs, batch, step.index)
+                arguments = (step.outputs, batch, step.index)
+                if inner:
+                    hooks.of_callbacks("on_train_batch_end", *arguments, saving=False)
+                    hooks.of_module("on_train_batch_end", *arguments)
+                else:
+                    hooks("on_train_batch_end", *arguments)
             if self._at_each_batch and not self.between_steps and not inner and self._within_window():
                 self.between_steps = True
                 optimization.drop(steps)
@@ -408,10 +416,10 @@ class FitLoop(RunningLoop):
             self.metrics.leave_out(step.index)
             self.batches_seen += self._at_each_batch  # it was read, which Lightning counts
             self.optimization.drop(steps)
-            if self._early_end is not None:
+            if self._early_end is not None and not self._inner:  # a client's end is its own
                 self._early_end.agree(self.epoch, step.index)
             raise EndEpoch
-        if self._early_end is not None:
+        if self._early_end is not None and not self._inner:
             self._early_end.went_on(self.epoch, step.index)
 
     def _count(self) -> None:

@@ -26,6 +26,11 @@ from drivetrain_plugins.federated.partition import check_enough, dirichlet, iid
 from drivetrain_plugins.federated.proximal import add_proximal_gradient
 from drivetrain_plugins.strategies.averaging import Averaging
 
+_CLIENT = (
+    "the training of a client, while other ranks train clients that make other numbers of steps and do not come to it:"
+    " do so in on_train_epoch_end."
+)
+
 
 class Federated(Strategy):
     """Between rounds all ranks hold the global model. In a round each chosen client starts from it with a fresh
@@ -86,7 +91,9 @@ class Federated(Strategy):
             for name, tensor in held.items():
                 tensor.copy_(start[name])
             windows = self._windows(work[client], stream)
+            self.apart = _CLIENT if self.data.size > 1 else None
             run(windows, inner=True)
+            self.apart = None
             for _ in windows:  # what a client that was ended early did not read
                 pass
             mean.add(held, len(self._partition[client]))
