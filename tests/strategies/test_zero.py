@@ -395,3 +395,18 @@ def test_a_part_that_is_compiled() -> None:
     assert max(difference(one, train(lambda: CompiledWithin(True), third, 2, **few)).values()) < 2e-6
     with pytest.raises(ConfigurationError, match=r"net\.0 is what torch\.compile made .* \(net\.0\.compile\(\)\)"):
         train(CompiledWithin, third, 2, **few)
+
+
+class AddsAGroup(Classifier):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net[2:].parameters(), lr=0.1)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.optimizers[0].add_param_group({"params": [*self.net[0].parameters()]})
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_group_that_is_added_while_training_is_refused(stage: int) -> None:
+    with pytest.raises(WorkerError, match="SGD was given a group of parameters while strategy=zero trains"):
+        train(AddsAGroup, {"name": "zero", "stage": stage}, 2, precision="32-true")

@@ -34,6 +34,7 @@ from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import zero_loss
 from drivetrain_plugins.strategies.gradient_hooks import tell_of_empty_weights, tell_which_gradients
 from drivetrain_plugins.strategies.loss_on_all import LossOnAll, WindowOnAll
+from drivetrain_plugins.strategies.new_groups import refuse_new_groups
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.plain_parameters import refuse_uncuttable
 from drivetrain_plugins.strategies.reached import Reached
@@ -255,6 +256,7 @@ class Zero(Strategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
     ) -> bool:
+        refuse_new_groups(self._optimizer, len(self._group_names), "zero")
         if closure is not None:
             closure()
         self._set_clip(0.0)
