@@ -317,3 +317,21 @@ def test_a_loss_of_weights_that_other_ranks_train_is_refused(strategy: Any, devi
     few: dict[str, Any] = {"max_steps": 4, "accumulate_grad_batches": 2}
     one, several = train(PenalisesTheLast, **few), train(PenalisesTheLast, strategy, devices, **few)
     assert max(difference(one, several).values()) < 1e-10
+
+
+class AddsAGroup(Classifier):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.net[2:].parameters(), lr=0.02)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.optimizers[0].add_param_group({"params": [*self.net[0].parameters()]})
+
+    def on_train_end(self) -> None:
+        states = self.trainer.strategy.state_dict(self.trainer.optimizers)["optimizers"]
+        assert [len(group["params"]) for group in states[0]["param_groups"]] == [4, 2]
+        assert len(states[0]["state"]) == 6
+
+
+def test_a_group_that_is_added_while_training_is_trained_and_saved() -> None:
+    assert max(difference(train(AddsAGroup), train(AddsAGroup, "pipeline", 2)).values()) < 1e-10

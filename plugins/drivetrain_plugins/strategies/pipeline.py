@@ -295,6 +295,10 @@ class Pipeline(Strategy):
         states = []
         for optimizer, listed in zip(optimizers, self.group_names if optimizers else [], strict=True):
             refuse_different(self.line, optimizer, "strategy=pipeline")
+            names = parameter_names(self.module)
+            for group in optimizer.param_groups[len(listed) :]:  # it was given while training
+                listed.append([names.get(id(p), "?") for p in group["params"]])
+                group["params"] = [p for p in group["params"] if id(p) in self.held]
             named = named_state(self.module, optimizer)
             groups = [{**g, "params": names} for g, names in zip(named["param_groups"], listed, strict=True)]
             states.append({**named, "state": gather_states(self.line, named["state"]), "param_groups": groups})
