@@ -83,6 +83,8 @@ class Step(Protocol):
             gradients are divided by the window's total weight when they are complete.
         first: whether this is the window's first micro-batch.
         last: whether this is the window's last micro-batch, after which gradients must be complete.
+        whole: the detached loss of the whole batch, for who sets it where ``call`` had pieces of the batch, or another
+            rank called it; what ``on_train_batch_end`` is given of the step.
     """
 
     batch: Any
@@ -91,6 +93,7 @@ class Step(Protocol):
     weighted: bool
     first: bool
     last: bool
+    whole: torch.Tensor | None
 
     def call(self, batch: Any, fraction: float = 1.0) -> torch.Tensor | None:
         """The module's ``training_step``: the loss, a mean over the samples of ``batch``; None to skip the batch.

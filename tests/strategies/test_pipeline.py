@@ -335,3 +335,31 @@ class AddsAGroup(Classifier):
 
 def test_a_group_that_is_added_while_training_is_trained_and_saved() -> None:
     assert max(difference(train(AddsAGroup), train(AddsAGroup, "pipeline", 2)).values()) < 1e-10
+
+
+class ReadsOutputs(Classifier):
+    """As who prints losses, or keeps them, does."""
+
+    def __init__(self, key: str = "loss") -> None:
+        super().__init__()
+        self.key = key
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return None if batch_idx == 2 else {"loss": loss, "scores": loss}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if outputs:
+            assert outputs["loss"].dtype == torch.float64
+            self.losses.append(float(outputs[self.key]))
+
+
+def test_every_rank_is_given_the_loss_of_the_whole_batch() -> None:
+    windows: dict[str, Any] = {"accumulate_grad_batches": 2}
+    one, several = train(ReadsOutputs, **windows), train(ReadsOutputs, "pipeline", 3, **windows)
+    assert len(one.module.losses) == 12
+    assert max(abs(a - b) for a, b in zip(one.module.losses, several.module.losses, strict=True)) < 1e-10
+    assert max(difference(one, several).values()) < 1e-10
+    with pytest.raises(WorkerError, match=r"outputs\['scores'\] is asked for in on_train_batch_end"):
+        train(lambda: ReadsOutputs("scores"), "pipeline", 2)

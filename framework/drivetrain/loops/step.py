@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from drivetrain.sharding import MicroBatch
 
 
+class LossOnly(dict[str, Any]):
+    """What ``on_train_batch_end`` is given of a step whose pieces ran on other ranks: its loss."""
+
+    def __missing__(self, key: str) -> Any:
+        raise MisuseError(
+            f"outputs[{key!r}] is asked for in on_train_batch_end, and training_step was called with pieces of the"
+            " batch and on other ranks, so that the loss of all of it is known only: log the value in training_step, or"
+            " use strategy=ddp."
+        )
+
+
 class MicroStep:
     """Fulfils :class:`drivetrain.strategy.Step`.
 
@@ -31,13 +42,15 @@ class MicroStep:
         value: the loss as a number, where it was read to be checked.
         weighted: whether the module gave the loss's weight itself; ``share`` is then that weight.
         absent: whether the loader gave None, which stands for a batch that there is not.
+        whole: the detached loss of the whole batch, which a strategy sets that calls the step for pieces of it, or on
+            other ranks.
         runs: whether the strategy is given it. Of several replicas others may have a batch, so that an absent one goes
             through as one whose step gave no loss.
     """
 
     __slots__ = (
         *("_fit", "absent", "batch", "first", "index", "last", "loss", "micro", "output", "runs", "share", "value"),
-        "weighted",
+        *("weighted", "whole"),
     )
 
     def __init__(self, fit: FitLoop, micro: MicroBatch, batch: Any, share: float, first: bool, last: bool) -> None:
@@ -49,6 +62,7 @@ class MicroStep:
         self.first = first
         self.last = last
         self.output: Any = None
+        self.whole: Tensor | None = None
         self.loss: Tensor | None = None
         self.value: float | None = None
         self.weighted = False
@@ -135,6 +149,8 @@ class MicroStep:
         was no step."""
         if self.absent:
             return None
+        if self.whole is not None:
+            return LossOnly(loss=self._normalised(self.whole))
         output, fit = self.output, self._fit
         if isinstance(output, Tensor):
             found = {"loss": output.detach()}

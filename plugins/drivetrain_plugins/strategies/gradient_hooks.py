@@ -45,13 +45,14 @@ def tell_of_empty_weights(module: TrainModule, where: str, way_out: str) -> None
 
 def _of_the_project(module: TrainModule, hooks: Iterable[str]) -> str:
     """Those of ``hooks`` that the module or a callback of the project's own has; none on other ranks."""
+    return "" if module.trainer.global_rank else " and ".join(hooks_of_the_project(module, hooks))
+
+
+def hooks_of_the_project(module: TrainModule, hooks: Iterable[str]) -> list[str]:
+    """Those of ``hooks`` that the module or a callback of the project's own has, the same on all ranks."""
     trainer = module.trainer
-    if trainer.global_rank:
-        return ""
     own = [
         one for one in trainer.callbacks if not type(one).__module__.startswith(("drivetrain.", "drivetrain_plugins."))
     ]
     owners = [(module, TrainModule), *((callback, Callback) for callback in own)]
-    return " and ".join(
-        f"{type(one).__name__}.{name}" for one, base in owners for name in hooks if is_overridden(name, one, base)
-    )
+    return [f"{type(one).__name__}.{name}" for one, base in owners for name in hooks if is_overridden(name, one, base)]

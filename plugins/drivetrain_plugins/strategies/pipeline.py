@@ -27,7 +27,7 @@ from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.strategies.first_step import FirstStep
-from drivetrain_plugins.strategies.gradient_hooks import tell_which_gradients
+from drivetrain_plugins.strategies.gradient_hooks import hooks_of_the_project, tell_which_gradients
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
 from drivetrain_plugins.strategies.pipeline_calls import least_calls
 from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called_again, name_of
@@ -81,6 +81,7 @@ class Pipeline(Strategy):
             )
         if stage == "fit":
             tell_which_gradients(module, f"strategy={self.name}", "the gradients of this rank's stages only")
+            self._shows_loss = bool(hooks_of_the_project(module, ("on_train_batch_end",)))
         self.precision.convert_module(module)
         path, network = find_network(module, self.options.network)
         each, ranks = self._each, self.line.world_size
@@ -189,6 +190,8 @@ class Pipeline(Strategy):
         self._flow(step.batch, total, ("fit", trainer.current_epoch, step.index), step.call, loss_of)
         self._refuse_stale()
         step.after_backward()
+        if self._shows_loss:
+            self._show_loss(step, losses, weights)
         if not losses:
             return None
         self.contributed = True
@@ -198,6 +201,18 @@ class Pipeline(Strategy):
         if len(losses) == 1:
             return losses[0]
         return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+
+    _shows_loss = False  # whether a hook of the project's own is given what steps return
+
+    def _show_loss(self, step: Step, losses: list[Tensor], weights: list[float]) -> None:
+        """Tell every rank of the line the loss of the whole batch, which the last rank has, in pieces."""
+        known = torch.zeros(2, dtype=torch.float64, device=self.line.device)
+        for loss, weight in zip(losses, weights, strict=True):
+            known += torch.stack([loss.double() * weight, loss.new_tensor(weight, dtype=torch.float64)]).to(known)
+        total, weight = self.line.all_reduce(known)
+        if weight > 0:
+            double = any(p.dtype == torch.float64 for p in self.parameters.values())
+            step.whole = (total / weight).to(self.device, torch.float64 if double else torch.float32)
 
     def _refuse_stale(self) -> None:
         """Refuse a loss that has a gradient for parameters whose stages other ranks hold: this rank's copies are of an
