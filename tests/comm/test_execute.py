@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import ranks
@@ -11,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivetrain.comm import plans, schedules
+from drivetrain.comm import execute, plans, schedules
 from drivetrain.comm.arguments import OPS
 from drivetrain.comm.check import ScheduleError
 from drivetrain.comm.communicator import CommunicationError, Communicator
@@ -261,6 +263,33 @@ def test_refuses_what_it_cannot_run() -> None:
         run(ring(1), torch.ones(4), comm, "median")
     with pytest.raises(CommunicationError, match="is not exact"):
         run(ring(1), torch.ones(4, dtype=torch.int64), comm, "average")
+
+
+def resident() -> float:
+    """MiB of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def of_every_length(comm: Communicator) -> float:
+    """MiB that it costs to sum tensors of ever other lengths; no more of these are prepared for than are kept."""
+    executor = Executor(ring(2), comm)
+    executor(torch.ones(1_000_000))
+    before = resident()
+    for length in range(1_000_000, 1_000_080):
+        assert executor(torch.ones(length)).sum().item() == 2 * length
+    after = resident()
+    for length in (*range(20, 0, -1), 1_000_000, *range(10)):
+        assert executor(torch.ones(length)).sum().item() == 2 * length
+    assert len(executor._plans) <= execute.KEPT
+    return after - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux says how much memory a process has")
+@pytest.mark.parametrize("memory", ["0", "1"])
+def test_lengths_without_end_cost_no_more_than_the_longest(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRIVETRAIN_SHARED_MEMORY", memory)
+    monkeypatch.setattr(execute, "KEPT", 90)
+    assert max(ranks.run(of_every_length, 2)) < 30
 
 
 def wrong_schedules(comm: Communicator) -> list[str]:

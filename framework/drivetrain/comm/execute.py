@@ -26,6 +26,9 @@ SEGMENT_BYTES = 4 * 2**20
 # Of all rounds, up to which a schedule is proved before it runs: less than a second, once.
 PROVED = 2**22
 
+# Lengths of tensors for which an executor is prepared at the same time.
+KEPT = 1024
+
 # In how many segments a plain ring runs over NCCL. More overlap its two phases, at the price of more launches and of a
 # second communicator; ``python -m drivetrain.bench comm --device cuda`` shows what each number takes here.
 NATIVE_SEGMENTS = 1
@@ -77,6 +80,7 @@ class Executor:
         self.thread_blocks = thread_blocks
         self._levels: tuple[list[dist.ProcessGroup], list[int]] | None = None
         self._plans: dict[tuple[int, torch.dtype, torch.device], tuple[Plan, int, int]] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace the flat contiguous ``tensor`` by what the schedule makes of all ranks'; returns it.
@@ -95,6 +99,8 @@ class Executor:
         prepared = self._plans.get(key)
         if prepared is None or not tensor.is_contiguous() or tensor.dim() != 1 or tensor.is_conj() or tensor.is_neg():
             self._require(tensor)
+            while len(self._plans) >= KEPT:
+                del self._plans[next(iter(self._plans))]
             prepared = self._plans[key] = self._prepare(tensor)
         plan, bytes_sent, messages = prepared
         plan(tensor)
@@ -130,13 +136,21 @@ class Executor:
             longest = self.segment_bytes if links is None else min(self.segment_bytes, SLOT_BYTES)
             program = compile_program(self.schedule, numel, comm.rank, max(1, longest // size))
             traffic = program.elements_sent * size, program.messages
+            scratch = self._room(program.scratch * size).view(tensor.dtype)
             if links is not None:
-                plan = plans.shared_plan(program, comm.rank, links, tensor, op, self.schedule)
+                plan = plans.shared_plan(program, comm.rank, links, tensor, op, self.schedule, scratch)
             else:
-                plan = plans.program_plan(program, comm.rank, comm.group, tensor, op)
+                plan = plans.program_plan(program, comm.rank, comm.group, tensor, op, scratch)
         if self.op == "average":
             plan = _averaging(plan, comm.world_size, early=tensor.dtype == torch.float16)
         return plan, *traffic
+
+    def _room(self, nbytes: int) -> torch.Tensor:
+        """Memory for what a plan receives aside. One plan runs at a time, so all have the same; it doubles where it is
+        too small, so that lengths without end cost no more than the longest of them."""
+        if self._scratch.numel() < nbytes:
+            self._scratch = torch.empty(1 << (nbytes - 1).bit_length(), dtype=torch.uint8)
+        return self._scratch[:nbytes]
 
     def _device_plan(self, group: dist.ProcessGroup, tensor: torch.Tensor, op: str) -> Plan:
         parts = plans.ring_parts(self.schedule)

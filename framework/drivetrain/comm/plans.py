@@ -41,10 +41,12 @@ def nothing(tensor: torch.Tensor) -> None:
 _SEND, _RECEIVE, _RECEIVE_ASIDE, _WAIT, _COPY, _FIRST, _SECOND = range(7)
 
 
-def program_plan(program: Program, rank: int, group: dist.ProcessGroup, like: torch.Tensor, op: str) -> Plan:
-    """The compiled program over the process group's own point-to-point calls."""
+def program_plan(
+    program: Program, rank: int, group: dist.ProcessGroup, like: torch.Tensor, op: str, scratch: torch.Tensor
+) -> Plan:
+    """The compiled program over the process group's own point-to-point calls. ``scratch`` has as many elements as the
+    program asks for."""
     combine, send, receive = COMBINE[op], group.send, group.recv
-    scratch = torch.empty(program.scratch, dtype=like.dtype, device=like.device)
     spans: dict[Span, int] = {}
     asides: dict[int, torch.Tensor] = {}
     peers: dict[int, int] = {}
@@ -93,7 +95,13 @@ _TAKE_FIRST, _TAKE_SECOND = range(_SECOND + 1, _SECOND + 3)
 
 
 def shared_plan(
-    program: Program, rank: int, memory: SharedMemory, like: torch.Tensor, op: str, schedule: Schedule
+    program: Program,
+    rank: int,
+    memory: SharedMemory,
+    like: torch.Tensor,
+    op: str,
+    schedule: Schedule,
+    scratch: torch.Tensor,
 ) -> Plan:
     """The compiled program of ``schedule`` through memory that the ranks share. What is added at once is added out of
     the peer's slot; what must wait until something else is sent is copied aside, so that the slot is free for what
@@ -101,7 +109,6 @@ def shared_plan(
     how = f"in {len(schedule.rounds)} rounds of {schedule.chunks} chunks by {schedule.name}"
     what = f"{op} of {like.numel()} {str(like.dtype).removeprefix('torch.')} {how}".encode()
     combine, links = COMBINE[op], memory.links
-    scratch = torch.empty(program.scratch, dtype=like.dtype)
     spans: dict[Span, int] = {}
     peers: dict[int, int] = {}
     asides: dict[int, torch.Tensor] = {}
