@@ -32,6 +32,7 @@ from drivetrain.loaders import (
     with_last_batch,
 )
 from drivetrain.loaders import in_order as read_in_order
+from drivetrain.own_generators import OwnGenerators
 from drivetrain.private_random import PrivateRandom, mix, restore, states
 from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part, sized
 from drivetrain.resharded import Resharded, can_be_resharded, resharded
@@ -79,6 +80,7 @@ class BatchSource:
         numbers: bool = False,
     ) -> None:
         self.in_order = in_order
+        self.generators = OwnGenerators(loader)
         # Lightning tells samplers only: a batch sampler's order stays what it was unless the project tells it itself.
         self._tells_all = order == "seed"
         self.drawn = isinstance(getattr(loader, "sampler", None), RandomSampler)
@@ -237,6 +239,8 @@ class BatchSource:
         """
         if self.length == 0:
             return iter(())
+        if not self.natural:
+            self.generators.opening(self.epoch)
         if self._sampler is not None:
             return self._read_sampled(start)
         if self.natural:
@@ -254,6 +258,7 @@ class BatchSource:
         if self.natural and (anew or self._opened is None) and self.length != 0:
             self.look()
             self._pass = 1 if anew else self._pass + 1
+            self.generators.opening(self.epoch)
             if self._pass == self._resumed_in:
                 restore(self._resumed_from[0])
             self._drawn_from, self.opened = [states()], True
@@ -331,11 +336,22 @@ class BatchSource:
         if self._places is not None:
             self._places.kept = batches
 
-    def state_dict(self, batches: int = 0) -> dict[str, Any]:
+    def generators_after(self, ended: bool) -> list[list[Any]]:
+        """The states of generators that the project's samplers have, of this loader and of those that it reads at once,
+        from which the epoch at hand is read again, or, where it has ``ended``, the next one goes on."""
+        return [one.generators.after(self.epoch, ended) for one in (self, *self.at_once)]
+
+    def go_on_with(self, generators: list[list[Any]]) -> None:
+        """Let the epoch that is opened next draw from what :meth:`generators_after` gave."""
+        for one, found in zip((self, *self.at_once), generators, strict=False):
+            one.generators.go_on_from(found)
+
+    def state_dict(self, batches: int = 0, ended: bool = False) -> dict[str, Any]:
         """What the order of the epoch at hand comes from, where the next run's seed may be another; and where a loader
         stood after ``batches`` of it that says so itself."""
         seeded = self._seeded()
-        state: dict[str, Any] = {} if seeded is None else {"seed": seeded.seed}
+        state: dict[str, Any] = {"generators": self.generators_after(ended)}
+        state |= {} if seeded is None else {"seed": seeded.seed}
         if batches and self._places is not None:
             place = self._places.after(batches)
             state |= {} if place is None else {"loader": place}
@@ -346,6 +362,9 @@ class BatchSource:
         return {**state, "drawn_from": self._drawn_from} if self.natural else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.go_on_with(state.get("generators", []))
+        if not self.own_stream:  # those that the first of other ranks had; what each reads as its own begins anew
+            self.go_on_with(state.get("generators_of_one", []))
         self._resumed_from = state.get("drawn_from", [])
         self._ahead_from = state.get("ahead_from", [])
         for one, begun in zip(self.at_once, state.get("begun_again", []), strict=False):

@@ -121,8 +121,9 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "rng": trainer.random_after_fit or rng.capture(),
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": metric_states.states(module),
-            "order": fit.data.order_after(0 if fit.ended else shared["loops"]["batch"]),
+            "order": fit.data.order_after(shared["loops"]["batch"], fit.ended),
         }
+        shared["loops"]["generators"] = own["order"].get("generators", [])
         if "loader" in own["order"] and trainer.meanings.checkpoint == "file":
             shared["loops"]["loaders"] = [own["order"]["loader"]]  # where Lightning looks for it
     return shared, own
@@ -319,7 +320,9 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     elif "world_size" not in loaded.meta:
         states = shared["loops"].get("loaders")
         fit.data.go_on_from({"loader": states[0]} if states else {})
-    elif trainer.is_global_zero:
+    else:
+        fit.data.go_on_from({"generators_of_one": shared["loops"].get("generators", [])})
+    if not loaded.own and "world_size" in loaded.meta and trainer.is_global_zero:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
             " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",

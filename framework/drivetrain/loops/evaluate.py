@@ -146,6 +146,7 @@ class EvaluateLoop(EvaluationNames):
         self.batch_progress = progress or Progress()
         self.metrics: Metrics = trainer.new_metrics()
         self._gone_on_from: dict[int, int] = {}
+        self._generators: list[Any] = []  # of a checkpoint, for loaders that are still to be asked for
         self.use(sources or [])
         self.results: list[dict[str, float]] = []
         self.has_run = False
@@ -155,18 +156,27 @@ class EvaluateLoop(EvaluationNames):
     def use(self, sources: list[BatchSource]) -> None:
         """Read these from now on."""
         self.sources = sources
+        self._go_on_drawing()
         self._seen, self._gone_on_from = self._gone_on_from, {}  # batches of each loader so far, over all passes
         self._seen_before: dict[int, int] = {}  # the same when the pass at hand began
         self.metrics.several_loaders = len(sources) > 1
 
     def counters(self) -> list[Any]:
-        """What rows of further passes are numbered by, as plain data."""
-        return [self._passes, [list(item) for item in self._seen.items()]]
+        """What rows of further passes are numbered by, and what samplers of the project's draw from, as plain data."""
+        generators = [source.generators_after(ended=True) for source in self.sources]
+        return [self._passes, [list(item) for item in self._seen.items()], generators]
 
     def go_on_from(self, counters: list[Any]) -> None:
-        """Number rows from what :meth:`counters` gave on, also where the loaders are still to be asked for."""
-        self._passes, seen = counters
+        """Go on with what :meth:`counters` gave, also where the loaders are still to be asked for."""
+        self._passes, seen, *generators = counters
         (self._seen if self.sources else self._gone_on_from).update(map(tuple, seen))
+        self._generators = generators[0] if generators else []
+        self._go_on_drawing()
+
+    def _go_on_drawing(self) -> None:
+        for source, states in zip(self.sources, self._generators, strict=False):
+            source.go_on_with(states)
+        self._generators = [] if self.sources else self._generators
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""

@@ -47,12 +47,12 @@ class TrainingData:
     def source(self, source: BatchSource) -> None:
         self._source = source
 
-    def order_after(self, batches: int) -> dict[str, Any]:
-        """What the order of the epoch's data comes from, and where its loader stands after ``batches``, for a
-        checkpoint."""
+    def order_after(self, batches: int, ended: bool) -> dict[str, Any]:
+        """What the order of the epoch's data comes from, and where its loader stands after ``batches``, or when the
+        epoch has ``ended``, for a checkpoint."""
         if self._source is None:
             return self._order
-        order = self._source.state_dict(batches)
+        order = self._source.state_dict(0 if ended else batches, ended)
         if "loader" in order:
             try:
                 to_safe(order["loader"])
