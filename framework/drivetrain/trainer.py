@@ -19,7 +19,15 @@ from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
 from drivetrain.empty_init import EmptyInit
-from drivetrain.errors import ConfigurationError, Interrupted, MissingPartError, Terminated, WrongKindError, by_keyboard
+from drivetrain.errors import (
+    ConfigurationError,
+    Interrupted,
+    MissingPartError,
+    MisuseError,
+    Terminated,
+    WrongKindError,
+    by_keyboard,
+)
 from drivetrain.frame_room import in_one_chunk
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
@@ -292,7 +300,10 @@ class Trainer(TrainerState):
 
     def full_weights(self) -> dict[str, torch.Tensor]:
         """The model's whole weights by name, as they are validated and saved, however the strategy holds them. Every
-        training rank calls it at the same point; complete on the first rank."""
+        training rank calls it at the same point; complete on the first rank. In a script whose workers have ended they
+        are those of the module that it was given back."""
+        if self.handed_over:
+            return {name: tensor.detach() for name, tensor in self.lightning_module.state_dict().items()}
         with torch.inference_mode(False), torch.no_grad(), self.consensus():
             held = self.strategy.state_dict([])["module"]
             return {name: _whole(tensor.detach()) for name, tensor in held.items()}
@@ -319,7 +330,16 @@ class Trainer(TrainerState):
         raise Interrupted(signum)
 
     def run_summary(self) -> dict[str, Any]:
-        """What the run record holds of this run, as plain data."""
+        """What the run record holds of this run, as plain data.
+
+        Raises:
+            MisuseError: the workers have ended, who knew what was sent and how long that took.
+        """
+        if self.handed_over:
+            raise MisuseError(
+                "run_summary() is called where the run's workers have ended: call it in a callback's on_train_end, or"
+                " read the run folder's run.json."
+            )
         return run_summary(self)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class ParameterServer(Strategy):
     version: tuple[int, ...] = (0,)  # of the weights this worker has, by server
     groups = 0  # of parameters, that the servers' optimizers have
     staleness: list[list[int]] = []  # pushes, sum and largest, by server, as last heard
+    fits = False  # whether the stage at hand trains
     stages = 0  # that were opened
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
