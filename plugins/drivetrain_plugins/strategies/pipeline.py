@@ -9,7 +9,9 @@ training ends.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
 from drivetrain_plugins.strategies.pipeline_random import stream
 from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
 from drivetrain_plugins.strategies.spread import gather_states
+from drivetrain_plugins.strategies.stale_reads import StaleReads
 
 STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
@@ -79,6 +82,7 @@ class Pipeline(Strategy):
                 f"{type(module).__name__} overrides backward, which a pipeline runs in pieces of its own: remove it or"
                 " use strategy=ddp."
             )
+        self._trains = stage == "fit"
         if stage == "fit":
             tell_which_gradients(module, f"strategy={self.name}", "the gradients of this rank's stages only")
             self._shows_loss = bool(hooks_of_the_project(module, ("on_train_batch_end",)))
@@ -131,6 +135,10 @@ class Pipeline(Strategy):
         self.held = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank in known}
         self.counted = {id(self.parameters[n]) for n, known in self.holders.items() if self.line.rank == known[0]}
         self.elsewhere = {name: p for name, p in self.parameters.items() if id(p) not in self.held}
+        self._reads = {}
+        if self._trains:
+            trained = {name: p for name, p in self.elsewhere.items() if p.requires_grad}
+            self._reads = {kind: StaleReads(trained) for kind in ("training", "evaluation")}
         self.ties: list[tuple[Tensor, Communicator]] = []
         groups = sorted({tuple(known) for known in self.holders.values() if len(known) > 1})
         for members in groups:
@@ -174,7 +182,7 @@ class Pipeline(Strategy):
         weights: list[float] = []
 
         def loss_of(output: Tensor, piece: Any, fraction: float) -> Tensor:
-            with self.precision.forward_context():
+            with self.precision.forward_context(), self._watched("training"):
                 loss = self.capture.answer(lambda b: step.call(b, fraction), piece, output)
             if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
                 return output.sum() * 0.0
@@ -189,6 +197,7 @@ class Pipeline(Strategy):
             parameter.grad = None  # a hook may have given it one
         self._flow(step.batch, total, ("fit", trainer.current_epoch, step.index), step.call, loss_of)
         self._refuse_stale()
+        self._tell_of_reads("training")
         step.after_backward()
         if self._shows_loss:
             self._show_loss(step, losses, weights)
@@ -214,10 +223,27 @@ class Pipeline(Strategy):
             double = any(p.dtype == torch.float64 for p in self.parameters.values())
             step.whole = (total / weight).to(self.device, torch.float64 if double else torch.float32)
 
+    def _watched(self, kind: str) -> AbstractContextManager[Any]:
+        """Around what the user's step does in its first batch of a fit, of training or of evaluation."""
+        return self._reads.get(kind) or nullcontext()
+
+    def _tell_of_reads(self, kind: str) -> None:
+        """Warn where it computed with weights of which this rank has an old copy. Later steps do as the first did."""
+        reads = self._reads.pop(kind, None)
+        if reads is not None and reads.found:
+            names = [*reads.found]
+            warnings.warn(
+                f"a step of {type(self.module).__name__} computes with weights beside the network's output"
+                f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), which other ranks of a pipeline train:"
+                " here they are as they were when they were last saved. Leave it out, or use strategy=ddp.",
+                stacklevel=2,
+            )
+
     def _refuse_stale(self) -> None:
         """Refuse a loss that has a gradient for parameters whose stages other ranks hold: this rank's copies are of an
         earlier step, and the gradient would be lost."""
-        stale = [name for name, parameter in self.elsewhere.items() if parameter.grad is not None]
+        given = {name: p.grad for name, p in self.elsewhere.items() if p.grad is not None}
+        stale = [name for name, gradient in given.items() if gradient.any()]  # 0.0 * weights.sum() does no harm
         if stale:
             raise TrainingError(
                 f"{type(self.module).__name__}.training_step computes its loss with parameters beside the network's"
@@ -244,7 +270,8 @@ class Pipeline(Strategy):
             rows = slice(start, start + pieces * size)
 
             def record(piece: Any, number: int, start: int = start) -> Call:
-                with self.precision.forward_context(), stream(self.device, *key, "step", start, number):
+                watched = self._watched("evaluation" if loss_of is None else "training")
+                with self.precision.forward_context(), stream(self.device, *key, "step", start, number), watched:
                     return self.capture.record(call, piece, counts=self.schedules.first)
 
             def loss(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
@@ -292,11 +319,16 @@ class Pipeline(Strategy):
         self._evaluated += 1
         outputs = self._flow(batch, batch_size(batch) or 1, ("evaluation", self._evaluated), call, None)
         if not self.schedules.last:
+            self._tell_of_reads("evaluation")
             return None
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        with self.precision.forward_context(), stream(self.device, self.data.rank, "evaluation", self._evaluated):
-            return self.capture.answer(call, batch, output)
+        place = stream(self.device, self.data.rank, "evaluation", self._evaluated)
+        with self.precision.forward_context(), place, self._watched("evaluation"):
+            answer = self.capture.answer(call, batch, output)
+        self._tell_of_reads("evaluation")
+        return answer
 
+    _trains = False  # whether weights change between steps
     _evaluated = 0  # batches so far, which name their random streams
 
     def own_state(self) -> dict[str, Any]:
