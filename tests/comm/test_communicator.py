@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from typing import Any
@@ -190,3 +191,43 @@ def test_abort_wakes_a_blocked_thread_and_spares_other_groups(world_size: int) -
     results = ranks.run(abort_while_waiting, world_size)
     assert results[0][0] < 0.5 and results[0][1]
     assert [total for _, _, total in results] == [world_size] * world_size
+
+
+def crowded(comm: Communicator) -> list[str]:
+    """What a second thread hears while the first waits in an operation of the same group; then both take turns."""
+    own = comm.split(0)
+    assert own is not None
+    sums = []
+
+    def work() -> None:
+        sums.append(own.all_reduce(torch.ones(1)).item())
+
+    first = threading.Thread(target=work)
+    said = []
+    if comm.rank == 0:
+        first.start()
+        while own.entered.acquire(blocking=False):  # until the thread has it
+            own.entered.release()
+            time.sleep(0.01)
+        for call in (lambda: own.all_reduce(torch.ones(1)), lambda: own.all_gather_object(1), lambda: own.split(0)):
+            with pytest.raises(CommunicationError) as caught:
+                call()
+            said.append(str(caught.value))
+        comm.barrier(LIMIT)
+    else:
+        comm.barrier(LIMIT)
+        first.start()
+    first.join(LIMIT)
+    assert sums == [2.0] and own.all_reduce(torch.ones(1)).item() == 2.0
+    return said
+
+
+def test_two_threads_in_one_group_are_told() -> None:
+    said = ranks.run(crowded, 2)[0]
+    assert len(said) == 3 and all("give each thread a communicator of its own" in each for each in said)
+    assert said[0].startswith("all_reduce on rank 0") and said[2].startswith("split on rank 0")
+
+
+def test_a_communicator_of_one_rank_travels() -> None:
+    again = pickle.loads(pickle.dumps(Communicator(label="mine")))
+    assert again.label == "mine" and again.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]

@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from drivetrain.comm import arrival, collectives, groups, plain, point_to_point,
 from drivetrain.comm.any_source import Arrivals
 from drivetrain.comm.arguments import is_whole
 from drivetrain.comm.choice import schedule_of
-from drivetrain.comm.failures import CollectiveFailed, CommunicationError, PeerLost, explained
+from drivetrain.comm.failures import CollectiveFailed, CommunicationError, PeerLost, alone, explained
 from drivetrain.comm.groups import ByHost
 from drivetrain.comm.point_to_point import ABORT_TAG, FIRST_OWN_TAG, Handle
 from drivetrain.comm.reduction import ReduceOp
@@ -91,12 +92,20 @@ class Communicator:
         self.check = os.environ.get(CHECK, "0") not in ("", "0") if check is None else check
         self.statistics = Statistics(label, self.world_size)
         self.arrivals = Arrivals(self)
+        self.entered = RLock()  # by the thread whose operation of all ranks is under way
         self.last_source: int | None = None
         self.barriers = 0
         self.links: SharedMemory | None = None  # where schedules send through memory
         self.executors: dict[tuple[int, str], Executor] = {}  # kept here, they end with this object, which they know
         self.thread_blocks = 0  # that were asked of NCCL for each operation of the group
         self._schedules: dict[str, Schedule] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock, which is of this process: a communicator of one rank travels with what holds it."""
+        return {name: value for name, value in self.__dict__.items() if name != "entered"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, entered=RLock())
 
     @property
     def is_master(self) -> bool:
@@ -138,12 +147,12 @@ class Communicator:
         return point_to_point.recv(self, tensor, source, self._tag(tag))
 
     # -- collectives that move ----------------------------------------------------------------------------------
-    @explained
+    @alone
     def broadcast(self, tensor: Any, source: int = 0) -> Any:
         """Overwrite ``tensor`` on every rank with that of ``source``, in place; returns it."""
         return collectives.broadcast(self, tensor, source)
 
-    @explained
+    @alone
     def scatter(self, parts: Any = None, source: int = 0, output: Any = None) -> Any:
         """This rank's part of what ``source`` has: a list with one tensor for each rank, of any shapes, or a tensor
         whose rows are cut as evenly as can be. The other ranks pass nothing: shapes travel ahead of the parts.
@@ -155,13 +164,13 @@ class Communicator:
         """
         return collectives.scatter(self, parts, source, output)
 
-    @explained
+    @alone
     def gather(self, tensor: Any, destination: int = 0, *, uneven: bool = False) -> list[Any] | None:
         """The tensors of all ranks in rank order on ``destination``; None on the others. Equal in shape and dtype, or
         ``uneven``, which sends each one's shape ahead."""
         return collectives.gather(self, tensor, destination, uneven)
 
-    @explained
+    @alone
     def all_gather(self, tensor: Any, *, uneven: bool = False, sizes: Sequence[int] | None = None) -> list[Any]:
         """The tensors of all ranks in rank order, on every rank.
 
@@ -170,7 +179,7 @@ class Communicator:
         """
         return collectives.all_gather(self, tensor, uneven, sizes)
 
-    @explained
+    @alone
     def all_to_all(self, parts: Any, *, uneven: bool = False) -> Any:
         """Part i of ``parts`` goes to rank i; returns what all ranks had for this one, in rank order.
 
@@ -180,7 +189,7 @@ class Communicator:
         return collectives.all_to_all(self, parts, uneven)
 
     # -- collectives that compute -------------------------------------------------------------------------------
-    @explained
+    @alone
     def all_reduce(self, tensor: Any, op: ReduceOp = "sum", algorithm: Algorithm | str | Schedule = "auto") -> Any:
         """Combine ``tensor`` over all ranks, in place on every rank; returns it. What happens to integers and bools
         is in :mod:`drivetrain.comm.reduction`: a sum that does not fit is returned as a new int64 tensor.
@@ -205,13 +214,13 @@ class Communicator:
         """:meth:`all_reduce` up and down a binomial tree: few rounds."""
         return self.all_reduce(tensor, op, "tree")
 
-    @explained
+    @alone
     def reduce(self, tensor: Any, destination: int = 0, op: ReduceOp = "sum") -> Any:
         """Combine ``tensor`` over all ranks, in place on ``destination``, which gets it back; None on the others,
         whose tensor stays as it is. Rules and errors as of :meth:`all_reduce`."""
         return reduction.reduce(self, tensor, destination, op)
 
-    @explained
+    @alone
     def reduce_scatter(self, parts: Any, op: ReduceOp = "sum", *, sizes: Sequence[int] | None = None) -> Any:
         """Combine over all ranks and keep this rank's part, a new tensor. Integers come back as int64.
 
@@ -223,12 +232,12 @@ class Communicator:
         """
         return reduction.reduce_scatter(self, parts, op, sizes)
 
-    @explained
+    @alone
     def all_gather_flat(self, output: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Fill ``output``, of ``world_size * tensor.numel()`` elements, with the tensors of all ranks; returns it."""
         return collectives.all_gather_flat(self, output, tensor)
 
-    @explained
+    @alone
     def reduce_scatter_flat(self, output: torch.Tensor, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         """Combine ``tensor``, of ``world_size * output.numel()`` elements, in its own dtype; rank r keeps the r-th part
         in ``output``."""
@@ -247,7 +256,7 @@ class Communicator:
         arrival.barrier(self, timeout)
 
     # -- plain data ---------------------------------------------------------------------------------------------
-    @explained
+    @alone
     def gather_plain(self, data: Any, destination: int = 0) -> list[Any] | None:
         """The plain ``data`` of all ranks in rank order on ``destination``; None on the others.
 
@@ -260,7 +269,7 @@ class Communicator:
         gathered = plain.gather_json(self, data, destination)
         return gathered if self.rank == destination else None
 
-    @explained
+    @alone
     def all_gather_plain(self, data: Any) -> list[Any]:
         """The plain ``data`` of all ranks in rank order, on every rank. Plain and errors as in :meth:`gather_plain`."""
         return plain.gather_json(self, data, None)
@@ -280,30 +289,30 @@ class Communicator:
         in ``last_source``. Raises as :meth:`recv`."""
         return plain.recv_object(self, source, tag)
 
-    @explained
+    @alone
     def broadcast_object(self, data: Any = None, source: int = 0) -> Any:
         """The plain ``data`` (see :meth:`send_object`) of ``source``, on every rank. Data that is not plain is an error
         on every rank."""
         return plain.broadcast_object(self, data, source)
 
-    @explained
+    @alone
     def gather_object(self, data: Any, destination: int = 0) -> list[Any] | None:
         """The plain ``data`` of all ranks in rank order on ``destination``; None on the others. Errors everywhere."""
         gathered = plain.gather_objects(self, data, destination)
         return gathered if self.rank == destination else None
 
-    @explained
+    @alone
     def all_gather_object(self, data: Any) -> list[Any]:
         """The plain ``data`` of all ranks in rank order, on every rank. Errors everywhere."""
         return plain.gather_objects(self, data, None)
 
-    @explained
+    @alone
     def scatter_object(self, parts: Sequence[Any] | None = None, source: int = 0) -> Any:
         """This rank's element of the list that ``source`` has. Errors everywhere."""
         return plain.scatter_objects(self, parts, source)
 
     # -- groups -------------------------------------------------------------------------------------------------
-    @explained
+    @alone
     def sub(self, ranks: Sequence[int], label: str) -> Communicator | None:
         """A communicator of its own for ``ranks``, rising ranks of this group, renumbered from 0.
 
@@ -315,7 +324,7 @@ class Communicator:
         """
         return groups.sub(self, ranks, label)
 
-    @explained
+    @alone
     def split(self, color: int | None, key: int | None = None, label: str = "color") -> Communicator | None:
         """Part this group: ranks that give the same ``color`` form a group, ordered by ``key`` (then by rank), which is
         the rank unless given. ``None`` as colour joins no group and returns None.
@@ -327,7 +336,7 @@ class Communicator:
         """
         return groups.split(self, color, key, label)
 
-    @explained
+    @alone
     def by_host(self, host: str | None = None) -> ByHost:
         """Part this group by host. Only the ranks of this group call it, all of them.
 

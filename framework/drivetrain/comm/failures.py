@@ -41,6 +41,7 @@ class CollectiveFailed(CommunicationError, RuntimeError):
 def explained(operation: Operation) -> Operation:
     """A method of a communicator whose transport's errors become :class:`CollectiveFailed`, and which says where it was
     given what cannot be sent; other errors stay as they are."""
+    name = operation.__name__
 
     @wraps(operation)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,18 +50,40 @@ def explained(operation: Operation) -> Operation:
         except Unsendable as error:
             if error.placed:
                 raise
-            place = f"{operation.__name__} on rank {self.rank} of group {self.label!r}"
+            place = f"{name} on rank {self.rank} of group {self.label!r}"
             raise Unsendable(f"{place}: {error}", placed=True) from error.__cause__
         except RuntimeError as error:
             if isinstance(error, CommunicationError) or not _of_transport(error):
                 raise
             raise CollectiveFailed(
-                f"{operation.__name__} on rank {self.rank} of group {self.label!r} lost another rank "
+                f"{name} on rank {self.rank} of group {self.label!r} lost another rank "
                 f"({first_line(error)}): see the logs of the other ranks, one of which failed, ended, or did not come "
                 "within the group's time-out."
             ) from error
 
     return cast(Operation, run)
+
+
+def alone(operation: Operation) -> Operation:
+    """As :func:`explained`, for what all ranks do together: refused while another thread is in such an operation of the
+    same communicator. Which of the two came first would be another on each rank, and each would get the other's
+    numbers."""
+    run = explained(operation)
+    name = operation.__name__
+
+    @wraps(operation)
+    def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.entered.acquire(blocking=False):
+            raise CommunicationError(
+                f"{name} on rank {self.rank} of group {self.label!r} while another thread is in an operation of the "
+                "same group: give each thread a communicator of its own, made with split(0)."
+            )
+        try:
+            return run(self, *args, **kwargs)
+        finally:
+            self.entered.release()
+
+    return cast(Operation, enter)
 
 
 def _of_transport(error: RuntimeError) -> bool:

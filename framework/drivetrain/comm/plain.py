@@ -145,7 +145,10 @@ def _json(data: Any) -> bytes:
 
 
 def _from_json(message: bytes) -> Any:
-    return json.loads(message)
+    try:
+        return json.loads(message)
+    except (ValueError, RecursionError) as error:  # of ranks that do not do the same, or after an interruption
+        raise CommunicationError(f"what arrived is not plain data ({error}): do the same on all ranks.") from error
 
 
 # -- between two ranks ----------------------------------------------------------------------------------------------
