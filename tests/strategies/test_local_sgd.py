@@ -193,6 +193,36 @@ def test_resumed_amid_a_period_to_the_same_bits(outer: str, tmp_path: Path) -> N
         assert_same(whole, resumed, 2, best=False)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        local(period=4, outer="nesterov"),
+        {"name": "elastic_averaging", "period": 4},
+        {"name": "elastic_averaging", "mix": "gradients"},
+        {"name": "gossip"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("former", [local(period=4), {"name": "gossip"}], ids=str)
+def test_replicas_that_met_in_another_way_go_on_from_their_mean(former: Any, strategy: Any, tmp_path: Path) -> None:
+    """Their own weights and states would be taken for those of this strategy."""
+    if former == strategy:
+        pytest.skip("there replicas go on as they were")
+    plain: dict[str, Any] = {"validation": False, "seed": 5, "devices": 2}
+    fit(tmp_path, "batch", module=Plain(), data=loader(18, 4), strategy=former, **plain)
+    saved = checkpoint.load(tmp_path / "2-batch-0.ckpt", rank=0, world_size=2).shared["state_dict"]
+
+    class Notes(Plain):
+        def on_train_start(self) -> None:
+            torch.save(self.state_dict(), tmp_path / f"{self.trainer.global_rank}.pt")
+
+    options = {**plain, "strategy": strategy, "resume": tmp_path / "2-batch-0.ckpt", "max_steps": 3}
+    fit(tmp_path / "here", module=Notes(), data=loader(18, 4), **options)
+    for rank in range(2):
+        begun = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert all(torch.equal(begun[name], value) for name, value in saved.items())
+
+
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), (local(period=3), 3)])
 def test_goes_on_elsewhere_from_the_mean(strategy: Any, devices: int, tmp_path: Path) -> None:
     """Saved amid a period on two ranks: the first loss elsewhere is that of the mean of the weights."""

@@ -6,6 +6,7 @@ are averaged before each step instead, so that replicas stay equal whatever the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -235,6 +236,7 @@ class LocalReplicas(Strategy):
         if self.synchronous:
             return {}
         return {
+            "strategy": self.name,
             "held": {name: t.clone() for name, t in (self._kept or self.held()).items()},
             "optimizers": [named_state(self.module, optimizer) for optimizer in self._optimizers],
             "precision": self.precision.state_dict(),
@@ -244,6 +246,14 @@ class LocalReplicas(Strategy):
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         if self.synchronous or "held" not in state:
+            return
+        if state.get("strategy", self.name) != self.name or _names(state["extra"]) != _names(self.extra()):
+            if self.communicator.is_master:
+                warnings.warn(
+                    "the checkpoint's replicas were brought together in another way than"
+                    f" strategy={self.name} does it with these options: all go on from what was validated and saved.",
+                    stacklevel=2,
+                )
             return
         for name, tensor in self.held().items():
             tensor.copy_(state["held"][name])
@@ -262,6 +272,10 @@ class LocalReplicas(Strategy):
     def traffic(self) -> dict[str, int]:
         """What was sent to train; ``bytes_dense`` is what averaging the gradients at each step would have sent."""
         return self.averaging.traffic(self._dense)
+
+
+def _names(extra: dict[str, dict[str, torch.Tensor]]) -> dict[str, set[str]]:
+    return {name: set(tensors) for name, tensors in extra.items()}
 
 
 def like(parameters: dict[str, torch.nn.Parameter], zero: bool = False) -> dict[str, torch.Tensor]:
