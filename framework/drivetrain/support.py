@@ -211,12 +211,12 @@ reaches the part that a rank holds. A step that computes with weights beside the
 them) ends in a sentence where a rank has a part of them only or none, and in a pipeline is told of where no gradient
 follows from it. A norm of weights or gradients in shards can be logged: the ranks put it together at each call, so that
 all of them have to log it, and a value of a rank's own samples that was added to it before counts as the ranks' mean.
-Under `pipeline` parameters of other ranks' stages are those of an earlier step there, and `training_step` is called
-with each piece of a batch; collectives of a module's own (`self.all_gather`, a metric's `compute()`) are refused in
-steps, of which ranks run different parts, and a project's `on_train_batch_end` is given the loss of the whole batch
-(one small exchange a batch), and nothing else of what the step returned. Under `tensor_parallel` and `mesh` ranks that
-compute each batch together have the same values, and `self.all_gather` gives each rank's: what is summed over it counts
-them so often.
+Under `pipeline` parameters of other ranks' stages are those of an earlier step in hooks of a batch (for a project's
+hooks of an epoch's end and of validation the ranks bring them together), and `training_step` is called with each piece
+of a batch; collectives of a module's own (`self.all_gather`, a metric's `compute()`) are refused in steps, of which
+ranks run different parts, and a project's `on_train_batch_end` is given the loss of the whole batch (one small exchange
+a batch), and nothing else of what the step returned. Under `tensor_parallel` and `mesh` ranks that compute each batch
+together have the same values, and `self.all_gather` gives each rank's: what is summed over it counts them so often.
 
 """
 

@@ -402,3 +402,33 @@ def test_a_step_that_computes_with_weights_of_other_ranks_is_told_of(where: str)
             warnings.filterwarnings("ignore", "a step of .* computes with weights")
         if where not in {"training", "validation"}:
             assert max(difference(run(), run("pipeline", 2)).values()) < 1e-10
+
+
+class KeepsWeights(Classifier):
+    """As who saves, averages or measures them between many steps does; on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__("adamw")
+        self.kept: list[dict[str, torch.Tensor]] = []
+
+    def _keep(self) -> None:
+        self.kept.append({name: value.detach().clone() for name, value in self.state_dict().items()})
+
+    def on_train_epoch_end(self) -> None:
+        self._keep()
+
+    def on_validation_epoch_end(self) -> None:
+        self._keep()
+        self.log("norm", torch.stack([p.norm() for p in self.parameters()]).norm())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"), [("pipeline", 3), ({"name": "mesh", "data": 2, "pipeline": 2}, 4)], ids=["line", "mesh"]
+)
+def test_hooks_of_an_epochs_end_and_of_validation_find_the_weights_of_all_stages(strategy: Any, devices: int) -> None:
+    data: dict[str, Any] = {"validation": loader(23, 5, False), "val_check_interval": 3}
+    one, several = train(KeepsWeights, **data), train(KeepsWeights, strategy, devices, **data)
+    assert len(one.module.kept) == len(several.module.kept) == 6
+    for a, b in zip(one.module.kept, several.module.kept, strict=True):
+        assert max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-10
+    assert max(difference(one, several).values()) < 1e-10

@@ -10,8 +10,8 @@ training ends.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.sharding import batch_size, take
-from drivetrain.strategy import Shard, SkipStep, Step, Strategy
+from drivetrain.strategy import Run, Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.gradient_hooks import hooks_of_the_project, tell_which_gradients
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
@@ -39,6 +39,11 @@ from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
 from drivetrain_plugins.strategies.spread import gather_states
 from drivetrain_plugins.strategies.stale_reads import StaleReads
 
+# Hooks that are called seldom, in which projects save weights, measure or average them.
+_AT_REST = (
+    *("on_train_epoch_end", "on_train_end"),
+    *(f"on_validation_{when}" for when in ("start", "epoch_start", "epoch_end", "end")),
+)
 STEPS = {"fit": "training_step", "validate": "validation_step", "test": "test_step", "predict": "predict_step"}
 
 
@@ -86,6 +91,7 @@ class Pipeline(Strategy):
         if stage == "fit":
             tell_which_gradients(module, f"strategy={self.name}", "the gradients of this rank's stages only")
             self._shows_loss = bool(hooks_of_the_project(module, ("on_train_batch_end",)))
+            self._looked_at = bool(hooks_of_the_project(module, _AT_REST))
         self.precision.convert_module(module)
         path, network = find_network(module, self.options.network)
         each, ranks = self._each, self.line.world_size
@@ -252,6 +258,7 @@ class Pipeline(Strategy):
             )
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
+        self._stepped = True
         return self._first.step(optimizer, lambda: super(Pipeline, self)._step(optimizer, closure))
 
     def _flow(
@@ -351,8 +358,27 @@ class Pipeline(Strategy):
             states.append({**named, "state": gather_states(self.line, named["state"]), "param_groups": groups})
         return {"module": self.module.state_dict(), "optimizers": states, "precision": self.precision.state_dict()}
 
+    _looked_at = False  # whether a hook of the project's own is called where an epoch ends or is validated
+    _stepped = False  # whether weights changed since they were brought up to date
+
+    def run_epoch(self, run: Run, source: Iterable[Any]) -> None:
+        super().run_epoch(run, source)
+        self._refresh()
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        self._refresh()
+        yield
+
+    def _refresh(self) -> None:
+        """Whoever saves or looks at weights in a hook, between many steps, finds those of now."""
+        if self._looked_at and self._stepped:
+            with torch.inference_mode(False), torch.no_grad():
+                self.spread()
+
     def spread(self) -> None:
         """Bring every rank's copy of every stage up to date."""
+        self._stepped = False
         for rank, tensors in enumerate(self.sources):
             broadcast_tensors(self.line, tensors, rank)
 

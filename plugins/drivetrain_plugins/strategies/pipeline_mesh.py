@@ -64,7 +64,8 @@ class PipelineMesh(Pipeline):
         if self._fits:
             own = {name for name, _ in self.module.named_buffers()}
             average_buffers(self.replicas, [t for name, t in self.sources[self.line.rank].items() if name in own])
-        yield
+        with super().consensus():
+            yield
 
     def traffic(self) -> dict[str, int]:
         """Activations and their gradients within the pipeline, and what replicas of a stage exchange."""
