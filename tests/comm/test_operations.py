@@ -359,3 +359,20 @@ def odd_floats(comm: Communicator) -> list[str]:
 
 def test_the_least_and_greatest_of_odd_floats() -> None:
     assert ranks.run(odd_floats, 3) == [[], [], []]
+
+
+def warned(comm: Communicator) -> list[int]:
+    """How many lines of this file are warned of, as Python shows warnings unless told otherwise: once for each."""
+    high = torch.tensor([100], dtype=torch.int8)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            comm.all_reduce(high.clone())
+            comm.all_reduce([high.clone()])
+            comm.ring_all_reduce(high.clone())
+            comm.reduce(high.clone())
+    return [len({each.lineno for each in caught if each.filename == __file__}), len(caught)]
+
+
+def test_every_line_whose_sum_does_not_fit_is_warned_of() -> None:
+    assert ranks.run(warned, 2) == [[4, 4], [3, 3]]

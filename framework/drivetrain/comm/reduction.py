@@ -15,6 +15,7 @@ bool                    min and product are "all", max is "any"; a sum counts, a
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -351,9 +352,18 @@ def _fitted(flat: torch.Tensor, result: torch.Tensor, op: str) -> torch.Tensor:
     warnings.warn(
         f"a {op} of {flat.dtype} over the ranks does not fit: it is returned as a new int64 tensor, and the tensor "
         "given keeps what it had.",
-        stacklevel=6,
+        stacklevel=_outside(),
     )
     return result
+
+
+def _outside() -> int:
+    """How far up the stack whoever called a communicator is: a warning is shown once for each line, so it must be
+    theirs."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("drivetrain.comm."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _product(rows: torch.Tensor, comm: Communicator) -> torch.Tensor:
