@@ -57,6 +57,17 @@ class Groups(Planned):
         return [optimizer], [{"scheduler": by_step, "interval": "step"}, schedules.ExponentialLR(optimizer, 0.9)]
 
 
+class Accumulated(Planned):
+    """An optimizer that has states from its beginning, with two groups and a schedule."""
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [p for p in self.parameters() if (p.ndim == 1) == bias]} for bias in (False, True)]
+        groups = [groups[0] | {"weight_decay": 0.1}, groups[1] | {"lr": 0.2}]
+        optimizer = torch.optim.Adagrad(groups, lr=0.05, initial_accumulator_value=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
 class Plateau(Planned):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.3, nesterov=True, momentum=0.8)
@@ -251,6 +262,7 @@ FEATURES: dict[str, Feature] = {
     "windows of three": Feature(options={"accumulate_grad_batches": 3, "gradient_clip_val": 0.2}),
     "clipping by value": Feature(options={"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}, without=ZERO),
     "groups": Feature(Groups, options={"accumulate_grad_batches": 2}),
+    "states from the beginning": Feature(Accumulated),
     "plateau": Feature(Plateau, options={"max_epochs": 4}),
     **{kind.__name__: Feature(with_optimizer(kind, **options)) for kind, options in OPTIMIZERS.items()},
     "gradients halved in a hook": Feature(HalvesGradients, without=frozenset({"zero 2", "zero 3"})),

@@ -164,6 +164,7 @@ class Zero(Strategy):
         self._first = FirstStep(self.communicator, "strategy=zero", _flat, of_all=True)
         self._own = {parameter: set(vars(parameter)) for parameter in module.parameters()}
         compute = self.precision.compute_dtype if self.options.narrow_gather else None
+        begun = named_state(module, optimizers[0])["state"]
         self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options, compute)
         self._model, self._optimizer = model, optimizers[0]
         self.holds_part = self._sharded
@@ -177,12 +178,21 @@ class Zero(Strategy):
             parameters = {n: p for n, p in trained(module.named_parameters()).items() if n in optimized}
             self._whole = Whole(layout, self._optimizer, parameters, self.communicator)
             self._reached = Reached(parameters)
+            if begun:
+                self._begin_with(begun)
         if self.data.size > 1:
             if self._stage >= 2:
                 self._losses = LossOnAll(self.job)
             else:
                 self._windows = WindowOnAll(self.job)
         return optimizers
+
+    def _begin_with(self, states: dict[str, dict[str, Any]]) -> None:
+        """Of an optimizer that has states from its beginning (Adagrad)."""
+        assert self._whole is not None
+        for parameter in self.module.parameters():
+            self._optimizer.state.pop(parameter, None)
+        self._whole.load_states(states)
 
     def _refuse_shapes(self, optimizer: Optimizer) -> None:
         if is_torchs(optimizer) and type(optimizer) not in ELEMENTWISE:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from types import NoneType
 from typing import Any
 
 import torch
@@ -103,9 +104,21 @@ def build(
     }
     if compute is not None:
         config["torch_autocast"] = {"enabled": True, "dtype": str(compute).removeprefix("torch.")}
-    with _broadcasting_ours():
+    with _broadcasting_ours(), _stepping_by_ours():
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
+
+
+@contextmanager
+def _stepping_by_ours() -> Iterator[None]:
+    """While it lasts an engine keeps the Adagrad that it is given. It would step by one of its own instead, which has
+    neither the groups nor the rates that schedules give them, for it has states before the first step."""
+    former = torch.optim.Adagrad
+    torch.optim.Adagrad = NoneType  # type: ignore[misc,assignment]  # which no optimizer is
+    try:
+        yield
+    finally:
+        torch.optim.Adagrad = former  # type: ignore[misc]
 
 
 @contextmanager
