@@ -72,6 +72,14 @@ def made_for_inference(comm: Communicator) -> None:
         comm.send(given, 1)
     else:
         assert comm.recv(given.mul(5), 0).tolist() == [2.0] * 3
+    before = torch.ones(4)
+    with torch.inference_mode():  # and inside of it, also where the result is brought to its place by a copy
+        for algorithm in ALGORITHMS:
+            for strided in (torch.ones(4)[::2], before[::2]):
+                assert comm.all_reduce(strided, "sum", algorithm).tolist()[0] == strided[1].item()  # type: ignore[arg-type]
+            assert comm.all_reduce(torch.ones(3), "min", algorithm).tolist() == [1.0] * 3  # type: ignore[arg-type]
+        assert comm.all_reduce(before).tolist() == [16.0, 2.0, 16.0, 2.0]
+    assert before.tolist() == [16.0, 2.0, 16.0, 2.0]
 
 
 def test_tensors_that_were_made_for_inference() -> None:

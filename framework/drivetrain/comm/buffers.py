@@ -4,6 +4,7 @@ transport takes, and the way back into the caller's own storage."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,7 +99,7 @@ class Flat:
             CommunicationError: the array is read-only.
         """
         if self.tensor.data_ptr() != self._home.data_ptr():
-            with torch.inference_mode(self._fenced):
+            with torch.inference_mode() if self._fenced else nullcontext():
                 self._home.copy_(self.tensor.view(self.shape))
         elif not self._home.is_inference():
             # The transport wrote behind autograd's back: a graph that kept the old values must not go on with these.
