@@ -19,7 +19,12 @@ with mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
     import deepspeed  # noqa: F401  # before the workers are forked: it takes seconds
 
 STEP = 9
-EACH = {"single": ("single", 1), **PLACES}
+EACH: dict[str, tuple[Any, int]] = {
+    "single": ("single", 1),
+    "servers": ({"name": "parameter_server", "servers": 2}, 4),
+    "pipelines": ({"name": "mesh", "data": 2, "pipeline": 2}, 4),
+    **PLACES,
+}
 RING = ("single", "zero 1", "fsdp", "zero 2", "tensor_parallel", "pipeline", "zero 3", "server", "shards", "zero 0")
 
 
@@ -29,8 +34,8 @@ def pairs() -> list[tuple[type[torch.optim.Optimizer], str, str]]:
         for step in (1, 2, 5):
             first = RING[(number + step) % len(RING)]
             found.append((kind, first, RING[(number + 2 * step) % len(RING)]))
-    zeros = ("zero 1", "zero 2", "zero 3")
-    return found + [(torch.optim.Adagrad, a, b) for zero in zeros for a, b in (("single", zero), (zero, "single"))]
+    others = ("zero 1", "zero 2", "zero 3", "pipeline", "servers", "pipelines")
+    return found + [(torch.optim.Adagrad, a, b) for one in others for a, b in (("single", one), (one, "single"))]
 
 
 @pytest.mark.parametrize(("kind", "first", "second"), pairs())

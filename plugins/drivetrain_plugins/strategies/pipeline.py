@@ -174,7 +174,10 @@ class Pipeline(Strategy):
             listed = [[names.get(id(p), "?") for p in group["params"]] for group in optimizer.param_groups]
             self.group_names.append(listed)
             for group in optimizer.param_groups:
+                others = [p for p in group["params"] if id(p) not in self.held]
                 group["params"] = [p for p in group["params"] if id(p) in self.held]
+                for parameter in others:  # some have states from their beginning
+                    optimizer.state.pop(parameter, None)
         self._first = FirstStep(self.line, f"strategy={self.name}", lambda _: names, of_all=False)
         return optimizers
 
