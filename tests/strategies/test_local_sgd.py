@@ -193,21 +193,21 @@ def test_resumed_amid_a_period_to_the_same_bits(outer: str, tmp_path: Path) -> N
         assert_same(whole, resumed, 2, best=False)
 
 
+GOSSIP: dict[str, Any] = {"name": "gossip"}
+ANOTHER_WAY = [
+    local(period=4, outer="nesterov"),
+    {"name": "elastic_averaging", "period": 4},
+    {"name": "elastic_averaging", "mix": "gradients"},
+]
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        local(period=4, outer="nesterov"),
-        {"name": "elastic_averaging", "period": 4},
-        {"name": "elastic_averaging", "mix": "gradients"},
-        {"name": "gossip"},
-    ],
+    ("former", "strategy"),
+    [*((former, one) for former in (local(period=4), GOSSIP) for one in ANOTHER_WAY), (local(period=4), GOSSIP)],
     ids=str,
 )
-@pytest.mark.parametrize("former", [local(period=4), {"name": "gossip"}], ids=str)
 def test_replicas_that_met_in_another_way_go_on_from_their_mean(former: Any, strategy: Any, tmp_path: Path) -> None:
     """Their own weights and states would be taken for those of this strategy."""
-    if former == strategy:
-        pytest.skip("there replicas go on as they were")
     plain: dict[str, Any] = {"validation": False, "seed": 5, "devices": 2}
     fit(tmp_path, "batch", module=Plain(), data=loader(18, 4), strategy=former, **plain)
     saved = checkpoint.load(tmp_path / "2-batch-0.ckpt", rank=0, world_size=2).shared["state_dict"]
