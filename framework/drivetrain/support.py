@@ -208,9 +208,10 @@ they are averaged later. Weights that a hook writes to between steps are what th
 `zero` with `stage=3`, whose parameters are empty between passes: there, too, a warning names such hooks, and but for
 `parameter.data = values` under `fsdp`, `mesh` and `tensor_parallel`, which is refused: `parameter.data.copy_(values)`
 reaches the part that a rank holds. A step that computes with weights beside their layers' forward pass (a penalty on
-them) ends in a sentence where a rank has a part of them only or none, and in a pipeline is told of where no gradient
-follows from it. A norm of weights or gradients in shards can be logged: the ranks put it together at each call, so that
-all of them have to log it, and a value of a rank's own samples that was added to it before counts as the ranks' mean.
+them) ends in a sentence where a rank has a part of them only or none; where no gradient follows from it, a warning
+tells of it in a pipeline and under `zero` with `stage=3`. A norm of weights or gradients in shards can be logged: the
+ranks put it together at each call, so that all of them have to log it, and a value of a rank's own samples that was
+added to it before counts as the ranks' mean.
 Under `pipeline` parameters of other ranks' stages are those of an earlier step in hooks of a batch (for a project's
 hooks of an epoch's end and of validation the ranks bring them together), and `training_step` is called with each piece
 of a batch; collectives of a module's own (`self.all_gather`, a metric's `compute()`) are refused in steps, of which

@@ -1,4 +1,4 @@
-"""Finding out whether a step computes with weights that lie on other ranks, of which its own copies are old."""
+"""Finding out whether a step computes with weights that lie on other ranks: whose own copies are old, or empty."""
 
 from __future__ import annotations
 
@@ -26,23 +26,29 @@ class StaleReads(TorchFunctionMode):
     """While it is entered: notes which of ``stale`` functions of torch compute with. It looks at every call, so it is
     for a first step, and not for all.
 
+    Args:
+        at_times: says of one of them whether it is stale just now; None: all always are.
+
     Attributes:
         found: their names.
     """
 
-    def __init__(self, stale: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, stale: Mapping[str, nn.Parameter], at_times: Callable[[Tensor], bool] | None = None) -> None:
         super().__init__()
         self._names = {id(parameter): name for name, parameter in stale.items()}
+        self._at_times = at_times
         self.found: dict[str, None] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name not in _SHAPES and func is not _GRADIENT and (name in _NUMBERS or _holds_tensor(result)):
-            given = args[:1] if name == "to" else (*args, *(kwargs or {}).values())
-            self.found |= {self._names[id(one)]: None for one in _tensors(given) if id(one) in self._names}
+        given = args[:1] if name == "to" else (*args, *(kwargs or {}).values())
+        stale = [one for one in _tensors(given) if id(one) in self._names]
+        stale = [one for one in stale if self._at_times is None or self._at_times(one)]
+        result = func(*args, **(kwargs or {}))
+        if stale and name not in _SHAPES and func is not _GRADIENT and (name in _NUMBERS or _holds_tensor(result)):
+            self.found |= {self._names[id(one)]: None for one in stale}
         return result
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -39,6 +40,7 @@ from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own
 from drivetrain_plugins.strategies.plain_parameters import refuse_uncuttable
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
+from drivetrain_plugins.strategies.stale_reads import StaleReads
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
 from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
 
@@ -49,13 +51,15 @@ class _Model(nn.Module):
     The precision is entered in here, since DeepSpeed turns off whatever autocast its engine is called under.
     """
 
+    reads: StaleReads | None = None  # what watches the pass at hand
+
     def __init__(self, module: TrainModule, precision: Precision) -> None:
         super().__init__()
         self.module = module
         self._precision = precision
 
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        with self._precision.forward_context():
+        with self._precision.forward_context(), self.reads or nullcontext():
             return call(batch)
 
 
@@ -166,7 +170,7 @@ class Zero(Strategy):
         compute = self.precision.compute_dtype if self.options.narrow_gather else None
         begun = named_state(module, optimizers[0])["state"]
         self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options, compute)
-        self._model, self._optimizer = model, optimizers[0]
+        self._model, self._optimizer, self._watched = model, optimizers[0], set()
         self.holds_part = self._sharded
         if self._stage:
             layout: Fragments | Slices
@@ -212,7 +216,8 @@ class Zero(Strategy):
             self._clear()
         if self._losses is not None:
             self._losses.step()
-        loss = super().forward_backward(step)
+        with self._watching("training"):
+            loss = super().forward_backward(step)
         if loss is None and self._losses is not None:
             self._without_loss(self._losses)
         return loss
@@ -234,6 +239,7 @@ class Zero(Strategy):
     _order: Sequence[str] = ()  # in which parameters got their gradients in the last pass from a loss
 
     _dirty = False
+    _watched: set[str] = set()  # kinds of steps whose first one was looked at
 
     def _clear(self) -> None:
         self._engine.optimizer.zero_grad()
@@ -332,8 +338,30 @@ class Zero(Strategy):
         if self._engine is None or not self._sharded:
             return super().forward(call, batch)
         # Parameters are gathered on the way, which needs ordinary tensors.
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), self._watching("evaluation"):
             return self._model(call, batch)
+
+    @contextmanager
+    def _watching(self, kind: str) -> Iterator[None]:
+        """Around the first batch of training and of evaluation: warn where its step computes with parameters while they
+        are empty, beside their layers' forward pass. Later steps do as the first did."""
+        if kind in self._watched or not self._sharded:
+            yield
+            return
+        self._watched.add(kind)
+        self._model.reads = reads = StaleReads(trained(self.module.named_parameters()), _is_empty)
+        try:
+            yield
+        finally:
+            self._model.reads = None
+        if reads.found and self.communicator.is_master:
+            names = [*reads.found]
+            warnings.warn(
+                f"a step of {type(self.module).__name__} computes with weights beside their layers' forward pass"
+                f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), where they are empty under"
+                f" strategy=zero with stage=3: {_GATHER}.",
+                stacklevel=2,
+            )
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -486,6 +514,16 @@ class Zero(Strategy):
 
 _WAY_OUT = "use strategy.stage=1"
 _GATHER = "let it do so within deepspeed.zero.GatheredParameters, or use strategy.stage=2"
+
+
+def _is_empty(parameter: Tensor) -> bool:
+    """Whether a function is given ``parameter`` while it is empty, other than by the engine, which gathers it."""
+    if parameter.numel():
+        return False
+    frame = sys._getframe(3)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+        frame = frame.f_back
+    return not frame.f_globals.get("__name__", "").startswith("deepspeed.")
 
 
 def _flat(optimizer: Optimizer) -> dict[int, str]:
