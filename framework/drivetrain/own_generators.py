@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset
 
 _HOLDERS = ("sampler", "batch_sampler", "samplers", "base_sampler")  # where samplers keep those that they draw from
@@ -28,7 +29,7 @@ class OwnGenerators:
     def opening(self, epoch: int) -> None:
         """``epoch`` is about to be opened, which may draw; nothing to do where it was opened before."""
         if self._resumed is not None:
-            for generator, state in zip(self._found, self._resumed, strict=False):
+            for generator, (_, state) in zip(self._found, self._resumed, strict=True):
                 _restore(generator, state)
             self._resumed = None
         if self._opened is None or self._opened[0] != epoch:
@@ -44,11 +45,17 @@ class OwnGenerators:
         return self._opened[1]
 
     def go_on_from(self, states: list[Any]) -> None:
-        """The epoch that is opened next draws from these ``states``."""
-        self._resumed = states if len(states) == len(self._found) else None
+        """The epoch that is opened next draws from these ``states``; of other generators they are left out."""
+        if [kind for kind, _ in states] == [_kind(generator) for generator in self._found]:
+            self._resumed = states
+        elif states:
+            rank_zero_warn(
+                "a loader's samplers draw from other random generators than in the run that goes on: theirs begin anew,"
+                " so the samples of its epochs are others."
+            )
 
     def _now(self) -> list[Any]:
-        return [_state(generator) for generator in self._found]
+        return [[_kind(generator), _state(generator)] for generator in self._found]
 
 
 def _generators(loader: Any) -> Iterator[Any]:
@@ -76,6 +83,10 @@ def _kinds() -> tuple[type, ...]:
     numpy = sys.modules.get("numpy")
     ours: tuple[type, ...] = (torch.Generator, random.Random)
     return ours if numpy is None else (*ours, numpy.random.Generator, numpy.random.RandomState)
+
+
+def _kind(generator: Any) -> str:
+    return type(getattr(generator, "bit_generator", generator)).__name__
 
 
 def _state(generator: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext as nothing
 from pathlib import Path
@@ -122,6 +123,16 @@ def test_a_run_goes_on_with_the_same_samples(kind: str, moment: str, first: str,
     with pytest.warns(UserWarning, match="is of 2 workers") if first != second else nothing():
         resumed = train(**options(second), resume=saved(tmp_path, moment, **options(first)))
     assert max(difference(whole, resumed).values()) <= (0.0 if first == second else 1e-12)
+
+
+def test_other_generators_begin_anew_and_it_is_told(tmp_path: Path) -> None:
+    resume = saved(tmp_path, "at its end", data=KINDS["weighted"](), max_epochs=3)
+    with pytest.warns(UserWarning, match="draw from other random generators than in the run that goes on"):
+        resumed = train(data=KINDS["numpy"](), max_epochs=3, resume=resume)
+    assert resumed.steps == 21
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "a loader's samplers")
+        train(data=KINDS["weighted"](), max_epochs=3, resume=resume)
 
 
 @pytest.mark.parametrize("kind", ["shuffled", *KINDS])
