@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.callback import Callback
 
 if TYPE_CHECKING:
+    from drivetrain.comm.communicator import Communicator
     from drivetrain.module import TrainModule
     from drivetrain.trainer import Trainer
 
@@ -105,12 +107,26 @@ class Hooks:
             if _overrides(callback, name, Callback)
         ]
 
+    def agree(self, communicator: Communicator) -> None:
+        """Let every rank know which hooks callbacks have that are another rank's only (of a script that each rank runs,
+        or of ``configure_callbacks``); every rank calls it at the same point."""
+        names = sorted(name for name in self.active if self._overridden(name, False))
+        mine = [[name for name in names if self._overridden(name, by_project)] for by_project in (False, True)]
+        said = communicator.all_gather_plain(mine) if communicator.world_size > 1 else []
+        self._elsewhere = {(name, bool(kind)) for rank in said for kind in (0, 1) for name in rank[kind]}
+
+    _elsewhere: AbstractSet[tuple[str, bool]] = frozenset()  # hooks that a rank has: their names, and by_project
+
     def overridden_everywhere(self, name: str, by_project: bool = False) -> bool:
-        """Whether the module or a callback that every rank has overrides ``name``: the same on all ranks.
+        """Whether the module or a callback overrides ``name``, on whatever rank, that is not meant for the first rank
+        only: the same on all ranks.
 
         Args:
             by_project: not in code of drivetrain's own.
         """
+        return (name, by_project) in self._elsewhere or self._overridden(name, by_project)
+
+    def _overridden(self, name: str, by_project: bool) -> bool:
         owners: list[tuple[Any, type]] = [(self.module, self._base)]
         owners += [(callback, Callback) for callback in self.callbacks if not callback.rank_zero_only]
         found = [owner for owner, base in owners if _overrides(owner, name, base)]

@@ -178,6 +178,7 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     hooks.of_callbacks("setup", stage=told)
     module.setup(stage=told)
     hooks.follow()
+    hooks.agree(strategy.communicator)
     device = strategy.device if trainer.meanings.builds == "device" else torch.device("cpu")
     with strategy.init_context(), nullcontext() if device.type == "cpu" else device:
         module.configure_sharded_model()

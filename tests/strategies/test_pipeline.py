@@ -14,7 +14,7 @@ import torch.distributed.pipelining  # before the workers are forked
 import torchmetrics
 from torch import nn
 
-from drivetrain import Trainer, handover
+from drivetrain import Callback, Trainer, handover
 from drivetrain.declaration import Plan, conflicts
 from drivetrain.errors import ConfigurationError, WorkerError
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
@@ -432,3 +432,29 @@ def test_hooks_of_an_epochs_end_and_of_validation_find_the_weights_of_all_stages
     for a, b in zip(one.module.kept, several.module.kept, strict=True):
         assert max(float((a[name] - b[name]).abs().max()) for name in a) < 1e-10
     assert max(difference(one, several).values()) < 1e-10
+
+
+class OnOneRank(Callback):
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        module.seen.append(float(outputs["loss"]))
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        module.seen.append(float(sum(p.detach().norm() for p in module.parameters())))
+
+
+class LooksOnOneRank(Classifier):
+    """As a script does that each rank runs, which gives callbacks to one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [OnOneRank()] if self.trainer.is_global_zero else []
+
+
+def test_a_callback_of_one_rank_only_finds_losses_and_weights_and_holds_nobody_up() -> None:
+    one, two = train(LooksOnOneRank), train(LooksOnOneRank, "pipeline", 2)
+    assert max(difference(one, two).values()) < 1e-10
+    assert len(one.module.seen) == len(two.module.seen) == 16
+    assert two.module.seen == pytest.approx(one.module.seen, abs=1e-6)  # losses are shown in fp32

@@ -49,7 +49,7 @@ def _of_the_project(module: TrainModule, hooks: Iterable[str]) -> str:
 
 
 def hooks_of_the_project(module: TrainModule, hooks: Iterable[str]) -> list[str]:
-    """Those of ``hooks`` that the module or a callback of the project's own has, the same on all ranks."""
+    """Those of ``hooks`` that the module or a callback of the project's own has on this rank."""
     trainer = module.trainer
     own = [
         one for one in trainer.callbacks if not type(one).__module__.startswith(("drivetrain.", "drivetrain_plugins."))

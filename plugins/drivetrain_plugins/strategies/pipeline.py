@@ -90,8 +90,10 @@ class Pipeline(Strategy):
         self._trains = stage == "fit"
         if stage == "fit":
             tell_which_gradients(module, f"strategy={self.name}", "the gradients of this rank's stages only")
-            self._shows_loss = bool(hooks_of_the_project(module, ("on_train_batch_end",)))
-            self._looked_at = bool(hooks_of_the_project(module, _AT_REST))
+            have = [bool(hooks_of_the_project(module, hooks)) for hooks in (("on_train_batch_end",), _AT_REST)]
+            # A callback may be one rank's only, and all of them bring together what it is shown.
+            known = zip(*self.communicator.all_gather_plain(have), strict=True)
+            self._shows_loss, self._looked_at = map(any, known)
         self.precision.convert_module(module)
         path, network = find_network(module, self.options.network)
         each, ranks = self._each, self.line.world_size
