@@ -191,6 +191,25 @@ def test_a_frame_that_nothing_could_need_is_cut_off_before_it_is_read() -> None:
     assert server.refused == 0
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_largest_frame_that_is_needed_gets_through(encrypted: bool) -> None:
+    """Encryption makes it larger: a push of more than the header's limit was cut off, as from a worker that is gone."""
+    largest = HEADER_LIMIT + 8
+    own, key = (Keys.new(), Keys.new()) if encrypted else (None, None)
+    listener = Listener("127.0.0.1", own, {key.public} if key else None, largest)
+    client = Client([listener.address], 0, 3.0, key, [own.public] if own else None, zero_copy=False)
+    try:
+        for size, passes in ((largest, True), (largest + 1, False)):
+            client.send(0, Message("push", {}, [torch.zeros(size, dtype=torch.uint8)]))
+            assert bool(listener.socket.poll(int(LIMIT * 1000) if passes else 300)) == passes
+            if passes:
+                assert [len(frame) for frame in listener.socket.recv_multipart()][2:] == [size]
+    finally:
+        client.sockets[0].linger = 0
+        client.close()
+        listener.close()
+
+
 def test_an_answer_that_does_not_come() -> None:
     with served(2, "sync") as (_, [client, _]):
         client.timeout = 0.3

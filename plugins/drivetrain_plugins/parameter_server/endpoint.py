@@ -13,6 +13,10 @@ import zmq.auth.thread
 from drivetrain_plugins.parameter_server.departures import Departures
 from drivetrain_plugins.parameter_server.wire import HEADER_LIMIT
 
+# Bytes that an encrypted frame has beyond the plain one (ZeroMQ RFC 26, MESSAGE): the command's name 8, a nonce 8, the
+# authenticator 16, flags 1. ZeroMQ holds the encrypted one to ``maxmsgsize``.
+_SEALED = 8 + 8 + 16 + 1
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -43,7 +47,8 @@ class Listener:
         host: address to bind; a free port of it is chosen.
         keys: the server's keys, None for none.
         allowed: public keys of the workers.
-        largest: bytes that a frame of a message may have; who sends a larger one is cut off before it is read.
+        largest: bytes that a frame of a message may have before it is encrypted; who sends a larger one is cut off
+            before it is read.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class Listener:
             self.guard.configure_curve_callback(domain="*", credentials_provider=_Allowed(allowed or set()))
         self.socket: Any = self.context.socket(zmq.ROUTER)
         self.socket.linger = 1000
-        self.socket.maxmsgsize = max(largest, HEADER_LIMIT)
+        self.socket.maxmsgsize = max(largest, HEADER_LIMIT) + (_SEALED if keys is not None else 0)
         self.socket.sndhwm = self.socket.rcvhwm = 0
         if keys is not None:
             self.socket.curve_server = True
