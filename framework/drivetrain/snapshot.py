@@ -379,7 +379,8 @@ def _restore_metrics(trainer: Trainer, saved: dict[str, Any], own: dict[str, Any
     communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
     sums = saved["epoch"] if within_epoch else []
     now = communicator.all_gather_plain(_place(trainer))
-    then = saved.get("places", now)  # a checkpoint of an earlier version does not say
+    # A checkpoint of an earlier version does not say: what is of another number of ranks counts as a whole.
+    then = saved.get("places", now if len(saved["epoch"]) == len(now) else [])
     divided_alike = then == now and len(saved["epoch"]) == len(now)
     if divided_alike:
         metrics.load_state_dict(sums[communicator.rank : communicator.rank + 1])

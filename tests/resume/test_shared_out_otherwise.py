@@ -107,3 +107,20 @@ def test_what_metric_objects_gathered_is_told_where_it_is_lost(
     told = "(accuracy) is left out, so their values of this epoch are of the rest of it"
     assert (told in (tmp_path / "told").read_text(encoding="utf-8")) is lost
     assert (abs(whole.metrics["train/accuracy"] - resumed.metrics["train/accuracy"]) > 1e-3) is lost
+
+
+class Earlier(Counting):
+    """Whose checkpoints are as those of a version that did not say which ranks had what."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        del checkpoint["metrics"]["places"]
+
+
+@pytest.mark.parametrize("first", ["single", "ddp", "pipeline"])
+def test_what_an_epoch_had_logged_is_kept_of_a_checkpoint_that_does_not_say_which_ranks_had_it(
+    first: str, tmp_path: Path
+) -> None:
+    whole = run(Counting, "single")
+    resumed = run(Counting, "pipeline", resume=saved(Earlier, first, tmp_path))
+    assert resumed.metrics["train/samples"] == 51
+    assert max(difference(whole, resumed).values()) < 1e-10
