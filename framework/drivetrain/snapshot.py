@@ -145,11 +145,7 @@ def write(trainer: Trainer, path: str | Path, weights_only: bool) -> Path:
             path,
             shared,
             own,
-            meta={
-                "epoch": trainer.current_epoch,
-                "global_step": trainer.global_step,
-                "strategy": trainer.strategy_name,
-            },
+            meta=_meta(trainer, trainer.current_epoch, trainer.global_step),
             communicator=trainer.strategy.communicator,
             weights_only=weights_only,
         )
@@ -199,8 +195,13 @@ def write_alone(trainer: Trainer, path: str | Path) -> Path:
         if trainer.meanings.checkpoint == "file":
             return snapshot_file.write_alone(trainer, shared, own, Path(path), tell)
         tell(shared)
-        meta = {"epoch": shared["epoch"], "global_step": shared["global_step"], "strategy": trainer.strategy_name}
-        return store.save(path, shared, own, meta=meta)
+        return store.save(path, shared, own, meta=_meta(trainer, shared["epoch"], shared["global_step"]))
+
+
+def _meta(trainer: Trainer, epoch: int, global_step: int) -> dict[str, Any]:
+    """For the manifest. What the strategy keeps is written down, because its name in a file must import nothing."""
+    strategy, fidelity = trainer.strategy_name, trainer.strategy.support.fidelity
+    return {"epoch": epoch, "global_step": global_step, "strategy": strategy, "fidelity": fidelity}
 
 
 def _as_saved(hparams: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -308,6 +309,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
         config.scheduler.load_state_dict(saved)
     loop_state.restore(fit, shared["loops"])
     _reseed(trainer, shared["loops"].get("data_seed", trainer.data_seed))
+    _tell_of_another_strategy(trainer, loaded.meta)
     _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
         _restore_metrics(trainer, shared["metrics"], loaded.own or {}, within_epoch=fit.resumed)
@@ -349,6 +351,18 @@ def _reseed(trainer: Trainer, seed: int) -> None:
     trainer.fit_loop.data.reseed(seed)
     for source in [] if trainer.validation is None else trainer.validation.sources:
         source.reseed(seed)
+
+
+def _tell_of_another_strategy(trainer: Trainer, meta: Mapping[str, Any]) -> None:
+    """Between exact ones the run stays what it was; an earlier version's checkpoint does not say what its own kept."""
+    then, now = meta.get("strategy"), trainer.strategy_name
+    exact = meta.get("fidelity", "exact") == trainer.strategy.support.fidelity == "exact"
+    if then and then != now and not exact and trainer.is_global_zero:
+        warnings.warn(
+            f"the checkpoint is of a run with strategy={then}, and strategy={now} does not train as that does: give"
+            f" strategy={then} and its options again to go on as it began.",
+            stacklevel=2,
+        )
 
 
 def _tell_of_absent_callbacks(trainer: Trainer, saved: Mapping[Any, Any]) -> None:
