@@ -62,6 +62,19 @@ def test_two_runs_in_one_folder_are_refused(home: Path, capfd: pytest.CaptureFix
     os.waitpid(child, 0)
 
 
+def test_a_folder_with_an_earlier_run_is_told_of(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["strategy=mine", "devices=1", "hydra.run.dir=here"]
+    said = []
+    assert app.run(words) == 0
+    assert app.run(words) == 0
+    assert "earlier run" not in capfd.readouterr().err  # it left neither curves nor checkpoints
+    (home / "here" / "checkpoints" / "last.ckpt").mkdir(parents=True)
+    for more in ([], ["resume=auto"], ["task=test"]):
+        assert app.run([*words, *more]) == 0
+        said.append("here holds an earlier run, whose curves and checkpoints stay there" in capfd.readouterr().err)
+    assert said == [True, False, False]
+
+
 def test_a_failing_worker_is_named_first_and_recorded(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert app.run(["strategy=mine", "devices=3", "seed=13", "hydra.run.dir=here, 'it' = ${seed}"]) == 2
     assert app.run(["strategy=mine", "devices=3", "seed=13", "hydra.run.dir=here/it"]) == 1

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import record
+from drivetrain.cli.hints import in_plain_lines
 from drivetrain.cli.joined import logged
 from drivetrain.cli.request import Request
 from drivetrain.errors import DrivetrainError, Interrupted, WorkerError
@@ -50,7 +52,21 @@ def execute(
     )
     first = joined.rank == 0 if joined else request.job.node_rank == 0
     with held(folder) if first else nullcontext():
+        if first:
+            _tell_of_earlier_run(request, folder)
         return _execute(request, folder, blank, joined, first, set() if told is None else told)
+
+
+def _tell_of_earlier_run(request: Request, folder: Path) -> None:
+    """Curves of TensorBoard and checkpoints of two runs in one folder cannot be told apart."""
+    left = any(any((folder / name).glob("*")) for name in ("checkpoints", "tensorboard"))
+    if left and "fit" in request.plan.stages and request.job.resume is None:
+        with in_plain_lines():
+            warnings.warn(
+                f"{folder} holds an earlier run, whose curves and checkpoints stay there beside this one's: go on from"
+                " it with resume=auto, or choose another folder with hydra.run.dir=FOLDER.",
+                stacklevel=2,
+            )
 
 
 def _execute(
