@@ -47,7 +47,7 @@ class StaleReads(TorchFunctionMode):
         stale = [one for one in _tensors(given) if id(one) in self._names]
         stale = [one for one in stale if self._at_times is None or self._at_times(one)]
         result = func(*args, **(kwargs or {}))
-        if stale and name not in _SHAPES and func is not _GRADIENT and (name in _NUMBERS or _holds_tensor(result)):
+        if stale and name not in _SHAPES and func != _GRADIENT and (name in _NUMBERS or _holds_tensor(result)):
             self.found |= {self._names[id(one)]: None for one in stale}
         return result
 
