@@ -56,7 +56,8 @@ class DeviceStatsMonitor(Callback):
         if self._cpu_stats or (self._cpu_stats is None and device.type == "cpu"):
             found |= device_stats.of_cpus()
         for logger in trainer.loggers if found else []:
-            prefix = f"{type(self).__qualname__}.{key}{getattr(logger, 'group_separator', '/')}"
+            separator = logger.group_separator if hasattr(logger, "group_separator") else "/"
+            prefix = f"{type(self).__qualname__}.{key}{separator}"
             logger.log_metrics({f"{prefix}{name}": float(value) for name, value in found.items()}, step=step)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: TrainModule, batch: Any, batch_idx: int) -> None:
