@@ -34,8 +34,9 @@ from drivetrain.errors import (
 from drivetrain.hooks import Hooks
 from drivetrain.late_import import drawing_nothing
 from drivetrain.launch import Job, destroy_process_group, init_group_of_one, signals
-from drivetrain.loops.evaluate import Abandoned, EvaluateLoop, PredictLoop
+from drivetrain.loops.evaluate import Abandoned, EvaluateLoop
 from drivetrain.loops.fit import FitLoop
+from drivetrain.loops.predict import PredictLoop
 from drivetrain.optimizer import needs_closure, parse_configuration
 from drivetrain.profiling import ProfiledHooks, profiled
 from drivetrain.request import LOADER_OF, Request, check_needs

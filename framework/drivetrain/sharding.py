@@ -32,8 +32,9 @@ from drivetrain.loaders import (
     with_last_batch,
 )
 from drivetrain.loaders import in_order as read_in_order
+from drivetrain.natural_draws import NaturalDraws
 from drivetrain.own_generators import OwnGenerators
-from drivetrain.private_random import PrivateRandom, mix, restore, states
+from drivetrain.private_random import PrivateRandom, mix
 from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part, sized
 from drivetrain.resharded import Resharded, can_be_resharded, resharded
 from drivetrain.sample_orders import Dealt, EpochOrder, Noted, OfRun, ShardedBatches
@@ -113,11 +114,7 @@ class BatchSource:
         self._opened: Iterator[Any] | None = None
         self._looked = False
         self.opened = False  # whether that was ever done
-        self._drawn_from: list[list[Any]] = []  # the generators when the epoch was opened, and at its first batch
-        self._resumed_from: list[list[Any]] = []
-        self._pass = 0  # of those within an epoch: one of several loaders that are read at once begins again
-        self._ahead_from: list[Any] = []  # the generators when the batch that is read ahead was asked for
-        self._resumed_in = 0  # the pass that is begun as it was before, 0 for none
+        self._draws = NaturalDraws()
         self.loader, self.shard, self.mode, self.training, self.index = loader, shard, mode, training, index
         self.seed = seed
         self.whole_tail = training or shard.lockstep
@@ -257,11 +254,10 @@ class BatchSource:
         there is one already."""
         if self.natural and (anew or self._opened is None) and self.length != 0:
             self.look()
-            self._pass = 1 if anew else self._pass + 1
+            self._draws.count(anew)
             self.generators.opening(self.epoch)
-            if self._pass == self._resumed_in:
-                restore(self._resumed_from[0])
-            self._drawn_from, self.opened = [states()], True
+            self._draws.opening()
+            self.opened = True
             opened = iter(self.reader)
             if opened is self.reader or opened is self.loader:
                 opened = _going_on(opened)
@@ -284,28 +280,25 @@ class BatchSource:
         placed = self._places is not None and self._places.resume(start)
         if placed:
             self._opened = None
-        if start and self._resumed_from:  # as the epoch was opened and begun before
-            restore(self._resumed_from[0])
+        if start and self._draws.resumed:  # as the epoch was opened and begun before
+            self._draws.as_opened()
             self._opened = None
             self.open()
-            restore(self._resumed_from[-1])
+            self._draws.as_begun()
         self.open()
         opened, self._opened = self._opened, None
         assert opened is not None
-        if self._pass == self._resumed_in:
-            restore(self._resumed_from[-1])
-            self._resumed_in = 0
-        self._drawn_from.append(states())
+        self._draws.beginning()
         numbered = self._numbered(opened, start, placed)
         if self.full_length != float("inf"):
             read = self._read_sized(numbered, start)
             asked = self.inner and self.counted and self.length == self.full_length
             return _to_the_end(read, numbered) if asked else read
         if self._looks_ahead:
-            if start and self._ahead_from:
-                restore(self._ahead_from)
+            if start:
+                self._draws.as_read_ahead()
             elsewhere = getattr(self.reader, "num_workers", 0) > 0  # drawn in processes that have their own generators
-            return self._read_unsized(numbered if elsewhere else self._noting(numbered))
+            return self._read_unsized(numbered if elsewhere else self._draws.noting(numbered))
         return as_told(numbered, self._cut(), self.length - 1, start - 1)
 
     def _numbered(self, opened: Iterable[Any], start: int, placed: bool | None = None) -> Numbered:
@@ -355,20 +348,16 @@ class BatchSource:
         if batches and self._places is not None:
             place = self._places.after(batches)
             state |= {} if place is None else {"loader": place}
-        if batches and self.natural and self.at_once:
-            state["begun_again"] = [(one._pass, one._drawn_from) if one._pass > 1 else (0, []) for one in self.at_once]
-        if batches and self.natural and self._looks_ahead:
-            state["ahead_from"] = self._ahead_from
-        return {**state, "drawn_from": self._drawn_from} if self.natural else state
+        if self.natural:
+            within = [one._draws for one in self.at_once] if batches else []
+            state |= self._draws.state_dict(within, ahead=bool(batches) and self._looks_ahead)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.go_on_with(state.get("generators", []))
         if not self.own_stream:  # those that the first of other ranks had; what each reads as its own begins anew
             self.go_on_with(state.get("generators_of_one", []))
-        self._resumed_from = state.get("drawn_from", [])
-        self._ahead_from = state.get("ahead_from", [])
-        for one, begun in zip(self.at_once, state.get("begun_again", []), strict=False):
-            one._resumed_in, one._resumed_from = begun
+        self._draws.load_state_dict(state, [one._draws for one in self.at_once])
         if self._places is not None and "loader" in state:
             self._places.go_on_from(state["loader"])
         seeded = self._seeded()
@@ -511,16 +500,6 @@ class BatchSource:
             " __len__ give the number of batches, or have none.",
             stacklevel=2,
         )
-
-    def _noting(self, numbered: Numbered) -> Numbered:
-        """A checkpoint is made when the batch after it has been read: a run that goes on reads that one again. Noting
-        costs what :class:`PrivateRandom` costs, some hundred microseconds."""
-        while True:
-            self._ahead_from = states()
-            item = next(numbered, None)
-            if item is None:
-                return
-            yield item
 
     def _read_unsized(self, numbered: Numbered) -> Iterator[MicroBatch]:
         return one_ahead(numbered, next(numbered, None), self._cut(), self.length - 1)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from drivetrain.data import DataModule
     from drivetrain.hooks import Hooks
     from drivetrain.left_state import LeftState
-    from drivetrain.loops.evaluate import EvaluateLoop, PredictLoop
+    from drivetrain.loops.evaluate import EvaluateLoop
     from drivetrain.loops.fit import FitLoop
+    from drivetrain.loops.predict import PredictLoop
     from drivetrain.metrics import Metrics
     from drivetrain.module import TrainModule
     from drivetrain.optimizer import SchedulerConfig, TrainOptimizer

@@ -7,29 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from drivetrain.callbacks import ModelCheckpoint
-from tests.runs import Classifier, Outcome, difference, loader, seeded, train
+from tests.runs import Outcome, difference, loader, train
+from tests.strategies.features import Teacher
 
 
-class Taught(Classifier):
-    """By its own average, which moves with each step; after validations it is half forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.teacher = seeded(lambda: nn.Linear(16, 4)).requires_grad_(False)
-
-    def loss(self, batch: Any) -> torch.Tensor:
-        hidden = self.net[:4](batch[0])
-        scores = self.net[4](hidden)
-        return cross_entropy(scores, batch[1]) + 0.1 * (scores - self.teacher(hidden)).square().mean()
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        with torch.no_grad():
-            for kept, new in zip(self.teacher.parameters(), self.net[4].parameters(), strict=True):
-                kept.mul_(0.9).add_(new, alpha=0.1)
+class Taught(Teacher):
+    """After validations its teacher is half forgotten."""
 
     def on_validation_end(self) -> None:
         if not self.trainer.sanity_checking:

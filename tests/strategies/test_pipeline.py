@@ -25,6 +25,7 @@ from tests.resume.runs import Everything, assert_same, end, fit, noisy_loader
 from tests.runs import QUIET, Classifier, difference, loader, seeded, train
 from tests.strategies.gpt import TinyGPT, tiny_gpt, token_loader
 from tests.strategies.parity import check_parity
+from tests.strategies.reads_weights import ReadsWeights
 
 
 # -- cutting ----------------------------------------------------------------------------------------------------
@@ -363,30 +364,6 @@ def test_every_rank_is_given_the_loss_of_the_whole_batch() -> None:
     assert max(difference(one, several).values()) < 1e-10
     with pytest.raises(WorkerError, match=r"outputs\['scores'\] is asked for in on_train_batch_end"):
         train(lambda: ReadsOutputs("scores"), "pipeline", 2)
-
-
-class ReadsWeights(Classifier):
-    """``where``: in the training step, within the loss but without effect, in validation, of no value, or not."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        if self.where == "training":
-            self.log("norm", torch.stack([p.detach().norm() for p in self.parameters()]).norm())
-        if self.where == "zero":
-            loss = loss + 0.0 * sum(p.sum() for p in self.parameters())
-        if self.where == "kinds":
-            first = next(self.parameters())
-            loss = loss + (first.new_zeros(3) + torch.zeros(3).to(first)).sum() + first.numel() * 0
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
-        if self.where == "validation":
-            self.log("mean", self.net[0].weight.mean())
 
 
 @pytest.mark.parametrize("where", ["training", "validation", "zero", "kinds", "nowhere"])

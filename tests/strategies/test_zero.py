@@ -22,6 +22,7 @@ from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import QUIET, Classifier, Outcome, difference, loader, train
 from tests.strategies import parity
 from tests.strategies.gpt import TinyGPT
+from tests.strategies.reads_weights import ReadsWeights
 from tests.strategies.test_skipped_batches import SkippingClassifier, Weighing, of
 
 with mock.patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
@@ -412,35 +413,17 @@ def test_a_group_that_is_added_while_training_is_refused(stage: int) -> None:
         train(AddsAGroup, {"name": "zero", "stage": stage}, 2, precision="32-true")
 
 
-class ReadsWeights(Classifier):
-    """``where``: for a number that is logged, for a factor of the loss, only for their kind, as a layer's, or not."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where = where
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        if self.where == "logged":
-            self.log("norm", sum(p.detach().norm() for p in self.parameters()))
-        if self.where == "factor":
-            loss = loss * (1 + 0.01 * sum(p.data.abs().sum() for p in self.parameters()))
-        if self.where == "kind":
-            loss = loss + next(self.parameters()).new_zeros(3).sum()
-        if self.where == "layer":  # which the engine gathers when it is asked for
-            loss = loss * (1 + 0.01 * self.net[0].weight.detach().abs().sum())
-        return loss
-
-
-@pytest.mark.parametrize("where", ["logged", "factor", "kind", "layer", "nowhere"])
+@pytest.mark.parametrize("where", ["training", "factor", "kinds", "layer", "nowhere"])
 def test_a_step_that_computes_with_empty_weights_is_told_of(where: str) -> None:
+    """Not with those of a layer, which the engine gathers when it is asked for."""
+
     def run(*place: Any) -> Any:
         return train(lambda: ReadsWeights(where), *place, max_steps=4, precision="32-true")
 
     third = {"name": "zero", "stage": 3}
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "a step of .* computes with weights")  # which the workers inherit
-        if where in {"logged", "factor"}:
+        if where in {"training", "factor"}:
             with pytest.raises(WorkerError, match=r"net\.0\.weight.*where they are empty under strategy=zero"):
                 run(third, 2)
         else:

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from drivetrain.lightning import deep_names
 from drivetrain.loops.evaluate import EvaluateLoop as _EvaluationLoop
-from drivetrain.loops.evaluate import PredictLoop as _PredictionLoop
 from drivetrain.loops.names import LoopNames
+from drivetrain.loops.predict import PredictLoop as _PredictionLoop
 
 __all__ = ["_EvaluationLoop", "_FitLoop", "_PredictionLoop", "_TrainingEpochLoop"]
 __path__: list[str] = []

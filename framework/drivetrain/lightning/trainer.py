@@ -31,9 +31,9 @@ from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.lightning.strategies import Asked, StrategyRegistry, meaning_of
 from drivetrain.lightning.utilities import GradClipAlgorithmType
 from drivetrain.logger import Logger
-from drivetrain.loops.evaluate import PredictLoop
 from drivetrain.loops.evaluation_names import NoEvaluation
 from drivetrain.loops.names import LoopToCome, of_ones_own
+from drivetrain.loops.predict import PredictLoop
 from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision

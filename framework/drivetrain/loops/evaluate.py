@@ -1,22 +1,20 @@
-"""Validation, test and prediction: every sample once on one rank; no rank waits for another until the end."""
+"""Validation and test: every sample once on one rank; no rank waits for another until the end."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from drivetrain import metric_states, stage_data
 from drivetrain.batch_fingerprint import tell_of_unlike
 from drivetrain.comm import phase
-from drivetrain.data_hooks import move
-from drivetrain.errors import MisuseError, note_place
+from drivetrain.errors import note_place
 from drivetrain.launch import signals
+from drivetrain.loops.evaluation_data import choose_epoch, open_first, together, without_gradients
 from drivetrain.loops.evaluation_names import EvaluationNames, Progress
+from drivetrain.loops.step_arguments import check_loader_index, step_arguments
 from drivetrain.metric_exchange import in_order
 from drivetrain.metrics import Column, Entry, Exchange, Metrics
 from drivetrain.sharding import BatchSource, MicroBatch
@@ -31,95 +29,6 @@ class Abandoned(Exception):
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
         self.signal = signal
-
-
-def takes(step: Callable[..., Any], name: str, position: int) -> bool:
-    """Whether ``step`` has a parameter called ``name``, or any at that position (from 0) or ``*args``."""
-    parameters = inspect.signature(step).parameters
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-    return name in parameters or variadic or len(positional) > position
-
-
-def step_arguments(step: Callable[..., Any], several_loaders: bool) -> Callable[[MicroBatch, Any], tuple[Any, ...]]:
-    """What to call ``step`` with: the batch, and ``batch_idx`` and ``dataloader_idx`` where its signature has them."""
-    index = takes(step, "batch_idx", 1)
-    loader = several_loaders and takes(step, "dataloader_idx", 2)
-
-    def arguments(micro: MicroBatch, batch: Any) -> tuple[Any, ...]:
-        if not index:
-            return (batch,)
-        return (batch, micro.index, micro.loader) if loader else (batch, micro.index)
-
-    return arguments
-
-
-def check_loader_index(module: Any, stage: str, several_loaders: bool) -> None:
-    """Refuse what wants to be told which loader a batch is of where there is only one, of which it is not told.
-
-    Raises:
-        MisuseError: a step or a hook of the module takes ``dataloader_idx`` without a default.
-    """
-    for name in (f"{stage}_step", f"on_{stage}_batch_start", f"on_{stage}_batch_end"):
-        hook = None if several_loaders else getattr(module, name, None)
-        parameter = None if hook is None else inspect.signature(hook).parameters.get("dataloader_idx")
-        if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise MisuseError(
-                f"{type(module).__name__}.{name} takes dataloader_idx, which is not given where there is one loader:"
-                " leave it out, or give it a default (dataloader_idx=0)."
-            )
-
-
-def without_gradients(trainer: Trainer) -> AbstractContextManager[Any]:
-    """Inference mode or, where that is not meant or would be in the way, ``torch.no_grad``.
-
-    Within a fit a project may train on what it kept of a validation, which inference mode forbids. And a metric that
-    gathers its state keeps a copy of it meanwhile, which made there could not be added to in a fit; over Gloo Lightning
-    goes without it, too.
-    """
-    job = trainer.strategy.job
-    forbidden = trainer.stage == "fit" or (job.world_size > 1 and job.backend == "gloo")
-    return torch.inference_mode() if trainer.inference_mode and not forbidden else torch.no_grad()
-
-
-def _choose_epoch(trainer: Trainer, sources: list[BatchSource], counts: bool) -> None:
-    """Samplers that shuffle do so by the epochs that were trained where the data ``counts`` them, else as in the first.
-    Lightning does so after a fit in a test and a prediction, too."""
-    counts = counts or trainer.meanings.order == "torch"
-    for source in sources:
-        source.set_epoch(trainer.current_epoch if counts else 0)
-
-
-def _open_first(sources: list[BatchSource]) -> None:
-    """The first loader draws from the generators before hooks of the stage's start do, a further one when its turn
-    comes, as in Lightning."""
-    for source in sources:
-        source.look()
-    for source in sources[:1]:
-        source.open()
-
-
-def together(source: BatchSource, trainer: Trainer) -> Iterator[MicroBatch]:
-    """What ``source`` gives. Where each rank's forward pass waits for the others' and each reads a stream of its own,
-    whose end nobody knows before, it ends for all with the shortest (a small gather a batch, there only)."""
-    strategy = trainer.strategy
-    if not (strategy.data.lockstep and source.own_stream and source.uncounted):
-        yield from source
-        return
-    reader = iter(source)
-    while True:
-        micro = next(reader, None)
-        mine = torch.tensor([micro is not None], dtype=torch.float64, device=strategy.device)
-        found = [bool(one) for one in strategy.gather(mine)]
-        if micro is None or not all(found):
-            if any(found) and trainer.is_global_zero:
-                warnings.warn(
-                    "the ranks' streams are not of one length: what is left of the longer ones is not evaluated, since"
-                    f" under strategy={strategy.name} every rank takes part in every batch.",
-                    stacklevel=2,
-                )
-            return
-        yield micro
 
 
 class EvaluateLoop(EvaluationNames):
@@ -196,8 +105,8 @@ class EvaluateLoop(EvaluationNames):
             with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
                 hooks.follow()
                 check_loader_index(trainer.lightning_module, stage, len(self.sources) > 1)
-                _choose_epoch(trainer, self.sources, stage == "validation")
-                _open_first(self.sources)
+                choose_epoch(trainer, self.sources, stage == "validation")
+                open_first(self.sources)
                 hooks.of_module(f"on_{stage}_model_eval")
                 hooks(f"on_{stage}_start")
                 hooks(f"on_{stage}_epoch_start")
@@ -419,92 +328,3 @@ class EvaluateLoop(EvaluationNames):
                 if columns[name].at in (None, position):
                     result[name] = value
         return results
-
-
-class PredictLoop(EvaluationNames):
-    """Runs ``predict_step`` over the loaders and brings the predictions together in the order of the data.
-
-    Attributes:
-        current_batch_indices: numbers of this rank's samples of the batch at hand in the data set; None where they have
-            none.
-        epoch_batch_indices: the same of all batches so far, a list for each loader.
-        keeps: whether the predictions of the batch at hand count here; another rank has the same otherwise.
-        batch_progress: counts of batches of all loaders: ``current`` in this prediction, ``total`` with earlier ones.
-    """
-
-    reads = "predict"
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        sources: list[BatchSource],
-        collect: bool = True,
-        progress: Progress | None = None,
-    ) -> None:
-        self.trainer, self.sources, self._collect = trainer, sources, collect
-        self.batch_progress = progress or Progress()
-        self.current_batch_indices: list[Any] | None = None
-        self.epoch_batch_indices: list[list[Any]] = [[] for _ in sources]
-        self.keeps = True
-        self._found: list[list[tuple[int, int, Any]]] = [[] for _ in sources]
-
-    @property
-    def predictions(self) -> list[Any]:
-        """This rank's predictions so far: a list over batches, within one over loaders where there are several."""
-        listed = [[output for _, _, output in loader] for loader in self._found]
-        return listed[0] if len(listed) == 1 else listed
-
-    def run(self) -> list[list[tuple[int, int, Any]]]:
-        """Per loader, this rank's ``(batch, rank, prediction)``."""
-        trainer = self.trainer
-        hooks, module = trainer.hooks, trainer.lightning_module
-        trainer.remember_modes()
-        self.batch_progress.begin()
-        arguments = step_arguments(module.predict_step, len(self.sources) > 1)
-        with phase.during(phase.EVALUATION), trainer.consensus(), without_gradients(trainer):
-            check_loader_index(module, "predict", len(self.sources) > 1)
-            _choose_epoch(trainer, self.sources, False)
-            _open_first(self.sources)
-            hooks.of_module("on_predict_model_eval")
-            hooks("on_predict_start")
-            hooks("on_predict_epoch_start")
-            for source, found, chosen in zip(self.sources, self._found, self.epoch_batch_indices, strict=True):
-                self._loader(source, arguments, found, chosen)
-            trainer.metrics.batch = None
-            hooks("on_predict_epoch_end")
-            hooks("on_predict_end")
-            hooks.of_module("on_predict_model_train")
-        return self._found
-
-    def _loader(
-        self,
-        source: BatchSource,
-        arguments: Callable[..., Any],
-        found: list[tuple[int, int, Any]],
-        chosen: list[Any],
-    ) -> None:
-        trainer = self.trainer
-        hooks, module, strategy = trainer.hooks, trainer.lightning_module, trainer.strategy
-        loader = (source.index,) if len(self.sources) > 1 else ()
-        for micro in together(source, trainer):
-            batch = trainer.to_device(micro)
-            self.current_batch_indices, trainer.metrics.batch = micro.indices, micro
-            self.keeps = strategy.predicts and (micro.copies == 1 or strategy.data.rank == 0)
-            last = self.batch_progress.current.ready + 1 == sum(one.length for one in self.sources)
-            self.batch_progress.take(last)
-            hooks("on_predict_batch_start", batch, micro.index, *loader)
-            self.batch_progress.come_to("started")
-
-            def call(batch: Any, micro: MicroBatch = micro) -> Any:
-                return module.predict_step(*arguments(micro, batch))
-
-            output = strategy.evaluation_step(call, batch)
-            self.batch_progress.come_to("processed")
-            hooks("on_predict_batch_end", output, batch, micro.index, *loader)
-            self.batch_progress.come_to("completed")
-            if self.keeps and self._collect:
-                if strategy.device.type != "cpu":  # where all of them need not fit
-                    output = move(output, torch.device("cpu"))
-                found.append((micro.index, strategy.data.rank, output))
-                if micro.indices is not None:
-                    chosen.append(micro.indices)

@@ -16,12 +16,12 @@ from drivetrain.comm import phase
 from drivetrain.errors import PossibleUserWarning, TrainingError
 from drivetrain.loops.boundary import Boundary
 from drivetrain.loops.early_end import EarlyEnd
-from drivetrain.loops.evaluate import takes
 from drivetrain.loops.limits import Limits
 from drivetrain.loops.names import RunningLoop
 from drivetrain.loops.optimize import Optimization
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import MicroStep, mean_loss, share_of
+from drivetrain.loops.step_arguments import takes
 from drivetrain.loops.training_data import TrainingData
 from drivetrain.loops.validation import Validations
 from drivetrain.loops.windows import Window, Windows

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -31,6 +30,8 @@ from drivetrain.precision import Precision
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
+from drivetrain_plugins.strategies.empty_reads import WAY_OUT as _GATHER
+from drivetrain_plugins.strategies.empty_reads import EmptyReads
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import zero_loss
 from drivetrain_plugins.strategies.gradient_hooks import tell_of_empty_weights, tell_which_gradients
@@ -40,7 +41,6 @@ from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own
 from drivetrain_plugins.strategies.plain_parameters import refuse_uncuttable
 from drivetrain_plugins.strategies.reached import Reached
 from drivetrain_plugins.strategies.sparse import refuse_sparse
-from drivetrain_plugins.strategies.stale_reads import StaleReads
 from drivetrain_plugins.strategies.zero_engine import Guest, build, full_parameters
 from drivetrain_plugins.strategies.zero_state import Fragments, Slices, Whole, trained
 
@@ -51,15 +51,13 @@ class _Model(nn.Module):
     The precision is entered in here, since DeepSpeed turns off whatever autocast its engine is called under.
     """
 
-    reads: StaleReads | None = None  # what watches the pass at hand
-
-    def __init__(self, module: TrainModule, precision: Precision) -> None:
+    def __init__(self, module: TrainModule, precision: Precision, reads: EmptyReads | None) -> None:
         super().__init__()
         self.module = module
-        self._precision = precision
+        self._precision, self._reads = precision, reads
 
     def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        with self._precision.forward_context(), self.reads or nullcontext():
+        with self._precision.forward_context(), self._reads.at_hand if self._reads is not None else nullcontext():
             return call(batch)
 
 
@@ -72,6 +70,7 @@ class Zero(Strategy):
     _fragments: Fragments | None = None
     _slices: Slices | None = None
     _reached: Reached | None = None
+    _reads: EmptyReads | None = None
     _losses: LossOnAll | None = None  # where a pass reduces gradients
     _windows: WindowOnAll | None = None  # where a step does
     _model: Any = None
@@ -161,7 +160,8 @@ class Zero(Strategy):
             tell_of_empty_weights(module, where, _GATHER)
         names = parameter_names(module)
         self._group_names = [[names.get(id(p), "?") for p in g["params"]] for g in optimizers[0].param_groups]
-        model = _Model(module, self.precision)
+        self._reads = EmptyReads(module, self.communicator.is_master) if self._sharded else None
+        model = _Model(module, self.precision, self._reads)
         if self._sharded:
             for parameter in module.parameters(recurse=False):  # no sub-module's forward would gather these
                 self._deepspeed.zero.register_external_parameter(model, parameter)
@@ -170,7 +170,7 @@ class Zero(Strategy):
         compute = self.precision.compute_dtype if self.options.narrow_gather else None
         begun = named_state(module, optimizers[0])["state"]
         self._engine = build(self._deepspeed, model, optimizers[0], self._stage, self.options, compute)
-        self._model, self._optimizer, self._watched = model, optimizers[0], set()
+        self._model, self._optimizer = model, optimizers[0]
         self.holds_part = self._sharded
         if self._stage:
             layout: Fragments | Slices
@@ -216,7 +216,7 @@ class Zero(Strategy):
             self._clear()
         if self._losses is not None:
             self._losses.step()
-        with self._watching("training"):
+        with self._reads.watching("training") if self._reads is not None else nullcontext():
             loss = super().forward_backward(step)
         if loss is None and self._losses is not None:
             self._without_loss(self._losses)
@@ -239,7 +239,6 @@ class Zero(Strategy):
     _order: Sequence[str] = ()  # in which parameters got their gradients in the last pass from a loss
 
     _dirty = False
-    _watched: set[str] = set()  # kinds of steps whose first one was looked at
 
     def _clear(self) -> None:
         self._engine.optimizer.zero_grad()
@@ -335,33 +334,11 @@ class Zero(Strategy):
 
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        if self._engine is None or not self._sharded:
+        if self._engine is None or self._reads is None:
             return super().forward(call, batch)
         # Parameters are gathered on the way, which needs ordinary tensors.
-        with torch.inference_mode(False), torch.no_grad(), self._watching("evaluation"):
+        with torch.inference_mode(False), torch.no_grad(), self._reads.watching("evaluation"):
             return self._model(call, batch)
-
-    @contextmanager
-    def _watching(self, kind: str) -> Iterator[None]:
-        """Around the first batch of training and of evaluation: warn where its step computes with parameters while they
-        are empty, beside their layers' forward pass. Later steps do as the first did."""
-        if kind in self._watched or not self._sharded:
-            yield
-            return
-        self._watched.add(kind)
-        self._model.reads = reads = StaleReads(trained(self.module.named_parameters()), _is_empty)
-        try:
-            yield
-        finally:
-            self._model.reads = None
-        if reads.found and self.communicator.is_master:
-            names = [*reads.found]
-            warnings.warn(
-                f"a step of {type(self.module).__name__} computes with weights beside their layers' forward pass"
-                f" ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), where they are empty under"
-                f" strategy=zero with stage=3: {_GATHER}.",
-                stacklevel=2,
-            )
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
@@ -422,7 +399,7 @@ class Zero(Strategy):
         if self._engine is None:
             super().load_state_dict(state, optimizers, strict)
             return
-        with self._gathered(0) if self._sharded else _nothing():
+        with self._gathered(0) if self._sharded else nullcontext():
             try:
                 self.module.load_state_dict(state["module"], strict=strict)
             except RuntimeError as error:
@@ -496,6 +473,7 @@ class Zero(Strategy):
                 delattr(parameter, name)
         self._own.clear()
         self._engine, self._whole, self._model, self._reached, self.holds_part = None, None, None, None, False
+        self._reads = None
         self._losses, self._windows, self._fragments, self._slices, self._order = None, None, None, None, ()
         if saved:
             named = dict(self.module.named_parameters(remove_duplicate=False))
@@ -513,17 +491,6 @@ class Zero(Strategy):
 
 
 _WAY_OUT = "use strategy.stage=1"
-_GATHER = "let it do so within deepspeed.zero.GatheredParameters, or use strategy.stage=2"
-
-
-def _is_empty(parameter: Tensor) -> bool:
-    """Whether a function is given ``parameter`` while it is empty, other than by the engine, which gathers it."""
-    if parameter.numel():
-        return False
-    frame = sys._getframe(3)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torch."):
-        frame = frame.f_back
-    return not frame.f_globals.get("__name__", "").startswith("deepspeed.")
 
 
 def _flat(optimizer: Optimizer) -> dict[int, str]:
@@ -533,8 +500,3 @@ def _flat(optimizer: Optimizer) -> dict[int, str]:
 
 def _told(order: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(order).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
