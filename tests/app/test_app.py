@@ -111,6 +111,24 @@ def test_a_refused_job_of_a_sweep_is_marked(home: Path, capfd: pytest.CaptureFix
     assert "completed" in said.out and "failed" in said.out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimizer=sgd,adam", "optimizer.momentm=0.9"], "'optimizer.momentm' with optimizer=sgd: did you mean "),
+        (["optimizer=sgd,adam", "optimizer.momentum=0.9"], "'optimizer.momentum' with optimizer=adam: known: "),
+        (["strategy=zero,tree", "strategy.stage=1"], "'strategy.stage' with strategy=tree: known: bucket_cap_mb, "),
+        (["recipe=char_lm", "seed=1,2", "model.widht=3"], "'model.widht': did you mean 'width'"),
+        (["recipe=char_lm", "optimizer.lr=interval(0,1)", "model.widht=3"], "'model.widht': did you mean 'width'"),
+    ],
+)
+def test_an_option_that_a_sweep_lacks_is_told_of_the_job_that_lacks_it(
+    home: Path, capfd: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert app.run(["-m", *words]) == 2
+    assert f"there is no option {said}" in capfd.readouterr().err
+    assert not list(home.iterdir())
+
+
 def test_a_good_sweep_ends_with_0(home: Path) -> None:
     assert app.run(["-m", "strategy=mine", "seed=2,3", "devices=1"]) == 0
     assert [run["seed"] for run in records(home)] == [2, 3]

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from drivetrain import registry
-from drivetrain.cli.compose import composed, loader, session
+from drivetrain.cli.compose import composed, loader, probes, session
 from drivetrain.cli.schema import first_line
 from drivetrain.errors import nearest
 
@@ -43,12 +43,8 @@ def explain(error: BaseException, overrides: Sequence[str] = (), config_dir: str
 
 def _unknown(key: str, overrides: Sequence[str], config_dir: str | None) -> str | None:
     """``key`` (``group.option`` or ``group/sub``) is in no config: suggest from the config without it."""
-    others = [one for one in overrides if one.lstrip("+~").partition("=")[0] != key]
     with session(config_dir):
-        try:
-            config = composed(others)
-        except COMPOSITION_ERRORS:
-            config = composed()
+        job, config = _job_without(key, overrides)
         groups = [group for group in loader().list_groups("") if group != "hydra"]
     parent, _, last = key.rpartition(".")
     while parent and not isinstance(OmegaConf.select(config, parent), DictConfig):
@@ -60,4 +56,20 @@ def _unknown(key: str, overrides: Sequence[str], config_dir: str | None) -> str 
         known |= {item.name for item in fields(registry.load("strategies", config.strategy.name).options)}
         if last in known:
             return f"the chosen config does not list {key!r}: add it with +{key}=VALUE"
-    return f"there is no option {key!r}: {nearest(last, known)}"
+    chosen = next((one for one in job if parent and one.partition("=")[0] == parent.replace(".", "/")), None)
+    where = f" with {chosen}" if chosen and chosen not in overrides else ""
+    return f"there is no option {key!r}{where}: {nearest(last, known)}"
+
+
+def _job_without(key: str, overrides: Sequence[str]) -> tuple[list[str], DictConfig]:
+    """The overrides of the first job, of all that a sweep starts, that ``key`` breaks, and its config without it."""
+    for job in probes(overrides):
+        others = [one for one in job if one.lstrip("+~").partition("=")[0] != key]
+        try:
+            composed(job)
+        except COMPOSITION_ERRORS:
+            try:
+                return others, composed(others)
+            except COMPOSITION_ERRORS:  # something else is wrong as well
+                break
+    return [], composed()
