@@ -37,6 +37,7 @@ from drivetrain.own_generators import OwnGenerators
 from drivetrain.private_random import PrivateRandom, mix
 from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part, sized
 from drivetrain.resharded import Resharded, can_be_resharded, resharded
+from drivetrain.sample_draws import SampleDraws
 from drivetrain.sample_orders import Dealt, EpochOrder, Noted, OfRun, ShardedBatches
 from drivetrain.stateful_loader import Places, Stateful
 from drivetrain.strategy import Shard
@@ -82,6 +83,7 @@ class BatchSource:
     ) -> None:
         self.in_order = in_order
         self.generators = OwnGenerators(loader)
+        self.samples = SampleDraws(lambda: [one.loader for one in (self, *self.at_once)])
         # Lightning tells samplers only: a batch sampler's order stays what it was unless the project tells it itself.
         self._tells_all = order == "seed"
         self.drawn = isinstance(getattr(loader, "sampler", None), RandomSampler)
@@ -238,6 +240,9 @@ class BatchSource:
             return iter(())
         if not self.natural:
             self.generators.opening(self.epoch)
+        self.samples.begin(start)
+        if (start == 0 or self._sampler is not None) and not self.inner:
+            self.samples.resume()
         if self._sampler is not None:
             return self._read_sampled(start)
         if self.natural:
@@ -307,12 +312,15 @@ class BatchSource:
         places = self._places
         if placed is None:
             placed = places is not None and places.resume(start)
-        if placed:
-            numbered = enumerate(opened, start)
-        else:
-            numbered = enumerate(opened)
+        numbered: Numbered = enumerate(opened, start if placed else 0)
+        if not placed:
             for _ in range(start):
                 next(numbered, None)
+        if not self.inner:
+            self.samples.resume()
+        if self._looks_ahead:
+            self.samples.kept = max(self.samples.kept, 2)
+        numbered = self.samples.following(numbered, start)
         if places is None:
             return numbered
         if self._looks_ahead:
@@ -326,6 +334,7 @@ class BatchSource:
 
     def keep_places(self, batches: int) -> None:
         """A checkpoint may be made of a moment up to so many batches before what was read."""
+        self.samples.kept = batches
         if self._places is not None:
             self._places.kept = batches
 
@@ -344,6 +353,7 @@ class BatchSource:
         stood after ``batches`` of it that says so itself."""
         seeded = self._seeded()
         state: dict[str, Any] = {"generators": self.generators_after(ended)}
+        state["samples"] = self.samples.after(batches) if batches and not ended else self.samples.now()
         state |= {} if seeded is None else {"seed": seeded.seed}
         if batches and self._places is not None:
             place = self._places.after(batches)
@@ -355,6 +365,7 @@ class BatchSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.go_on_with(state.get("generators", []))
+        self.samples.go_on_from(state.get("samples", []), seeded=self._sampler is not None)
         if not self.own_stream:  # those that the first of other ranks had; what each reads as its own begins anew
             self.go_on_with(state.get("generators_of_one", []))
         self._draws.load_state_dict(state, [one._draws for one in self.at_once])
@@ -447,7 +458,7 @@ class BatchSource:
         sampler.start, sampler.limit = start, as_slice(self.length)
         final = self.length - 1
         handed = 0
-        for handed, batch in enumerate(self.reader, start=1):
+        for handed, batch in enumerate(self.samples.following(self.reader, start), start=1):
             index, total, copies = sampler.plan[handed - 1]
             rows, _ = part(total, self.shard, self.whole_tail)
             chosen = sampler.chosen.pop(handed - 1)

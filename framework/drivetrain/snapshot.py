@@ -122,6 +122,7 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             "strategy": trainer.strategy.own_state(),
             "torchmetrics": metric_states.states(module),
             "order": fit.data.order_after(shared["loops"]["batch"], fit.ended),
+            "validation": [] if trainer.validation is None else trainer.validation.samples(),
         }
         shared["loops"]["generators"] = own["order"].get("generators", [])
         if "loader" in own["order"] and trainer.meanings.checkpoint == "file":
@@ -319,15 +320,17 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
         trainer.strategy.load_own_state(loaded.own["strategy"])
         trainer.random_state = loaded.own["rng"]
         fit.data.go_on_from(loaded.own.get("order", {}))
+        if trainer.validation is not None:
+            trainer.validation.go_on_with_samples(loaded.own.get("validation", []))
     elif "world_size" not in loaded.meta:
         states = shared["loops"].get("loaders")
         fit.data.go_on_from({"loader": states[0]} if states else {})
     else:
-        fit.data.go_on_from({"generators_of_one": shared["loops"].get("generators", [])})
+        fit.data.go_on_from({"generators_of_one": shared["loops"].get("generators", []), "samples": None})
     if not loaded.own and "world_size" in loaded.meta and trainer.is_global_zero:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
-            " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
+            f" random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
             stacklevel=2,
         )
 

@@ -56,6 +56,7 @@ class EvaluateLoop(EvaluationNames):
         self.metrics: Metrics = trainer.new_metrics()
         self._gone_on_from: dict[int, int] = {}
         self._generators: list[Any] = []  # of a checkpoint, for loaders that are still to be asked for
+        self._samples: list[Any] = []
         self.use(sources or [])
         self.results: list[dict[str, float]] = []
         self.has_run = False
@@ -82,10 +83,32 @@ class EvaluateLoop(EvaluationNames):
         self._generators = generators[0] if generators else []
         self._go_on_drawing()
 
+    def samples(self) -> list[Any]:
+        """Where generators stand from which data sets draw on this rank, for each loader."""
+        return [source.samples.now() for source in self.sources] or self._samples
+
+    def go_on_with_samples(self, states: list[Any]) -> None:
+        """Go on with what :meth:`samples` gave, also where the loaders are still to be asked for."""
+        self._samples = states
+        self._go_on_drawing()
+
+    def drawn_from(self) -> list[Any]:
+        """Where the generators of samplers and data sets stand, for :meth:`draw_again_from`."""
+        return [[source.generators_after(ended=True) for source in self.sources], self.samples()]
+
+    def draw_again_from(self, states: list[Any]) -> None:
+        """Draw in the next pass what the one drew that was given up."""
+        self._generators, self._samples = states
+        self._go_on_drawing()
+
     def _go_on_drawing(self) -> None:
         for source, states in zip(self.sources, self._generators, strict=False):
             source.go_on_with(states)
-        self._generators = [] if self.sources else self._generators
+        for source, states in zip(self.sources, self._samples, strict=False):
+            source.samples.go_on_from(states)
+            source.samples.resume()  # before training draws from those that both have
+        if self.sources:
+            self._generators, self._samples = [], []
 
     def run(self, limit: int | None = None) -> list[dict[str, float]]:
         """Evaluate; ``limit`` batches of each loader at most (the sanity check)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -88,15 +88,20 @@ class Validations:
         if fit.between_steps and (fit.optimization.stepped or fit.module.automatic_optimization):
             fit.hooks.of_module("on_validation_model_zero_grad")
         random_state = rng.capture()
+        loop: EvaluateLoop | None = None
+        drawn_from: list[Any] = []
         try:
             loop = self._loop()
             if loop is not None:
+                drawn_from = loop.drawn_from()
                 loop.run()
             trainer.training = True
             torch.set_grad_enabled(True)
         except Abandoned as stop:
             self.done = False
             rng.restore(random_state)  # the checkpoint made now is of the moment before it
+            assert loop is not None
+            loop.draw_again_from(drawn_from)
             fit.obey(stop.signal)
         fit.boundary.agree_to_stop(fit.metrics)
         fit.obey(fit.boundary.signal)
