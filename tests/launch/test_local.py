@@ -373,6 +373,14 @@ def test_start_method_follows_the_threads() -> None:
         thread.join()
 
 
+def test_a_process_that_was_forked_without_pythons_help_can_be_forked_from() -> None:
+    """As by a daemon, or a server that forks for each request."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(why_not_fork() is not None))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def _passed_over(job: Job, payload: dict[str, Any]) -> int:
     return gc.get_freeze_count()
 

@@ -108,7 +108,8 @@ def _libraries() -> list[tuple[int, int, str]]:
 
 def _places_of_native_threads(libraries: list[tuple[int, int, str]]) -> list[str]:
     """For each native thread the file name of the library whose code it sleeps in, ``"running"``, or ``"unknown"``."""
-    python = {thread.native_id for thread in threading.enumerate()}
+    # Of the calling thread Python keeps the number that it had before a fork, unless multiprocessing made that.
+    python = {thread.native_id for thread in threading.enumerate()} | {threading.get_native_id()}
     places = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) in python:
