@@ -199,7 +199,7 @@ class Configuration:
         self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
         self.enable_autolog_hparams = enable_autolog_hparams
         self.profiler = profiler_of(profiler)
-        placed = place(accelerator, strategy, devices, num_nodes, backend, self.meanings.cpu_workers)
+        placed = place(accelerator, strategy, devices, num_nodes, backend, self.meanings.cpu_workers, timeout)
         self.job: Job | None = placed.job
         self.accelerator_name, self.backend = placed.accelerator, placed.backend
         self.num_devices, self.num_nodes, self.world_size = placed.devices, placed.num_nodes, placed.world_size

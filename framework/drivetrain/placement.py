@@ -48,7 +48,13 @@ class Placement:
 
 
 def place(
-    accelerator: str, strategy: Any, devices: Any, num_nodes: int, backend: str | None, cpu_workers: int = 2
+    accelerator: str,
+    strategy: Any,
+    devices: Any,
+    num_nodes: int,
+    backend: str | None,
+    cpu_workers: int = 2,
+    timeout: float = Job.timeout,
 ) -> Placement:
     """Decide from the Trainer's arguments, the GPUs that are present and the job that may have been started;
     ``cpu_workers`` is what several workers are by default where there are no GPUs."""
@@ -59,7 +65,7 @@ def place(
     backend = backend or ("nccl" if gpus else "gloo")
     if backend == "nccl" and not gpus:
         raise ConfigurationError("backend=nccl needs GPUs: use backend=gloo.")
-    job = current_job()
+    job = current_job(accelerator=kind, backend=backend, timeout=timeout)
     declaration, given = _declaration(strategy, many=job.world_size > 1 if job else _several(devices, gpus))
     options = strategy_options(declaration, given)
     default = 1 if declaration.support.max_world_size == 1 else gpus or cpu_workers

@@ -127,6 +127,23 @@ def test_current_job_is_the_one_that_was_set(monkeypatch: pytest.MonkeyPatch) ->
         set_current_job(None)
 
 
+@pytest.mark.parametrize(("gpus", "kind", "backend"), [(0, "cpu", "gloo"), (8, "cuda", "nccl")])
+def test_a_job_of_torchrun_has_what_the_trainer_says(
+    gpus: int, kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment says neither on what is computed nor how long a rank waits for another."""
+    import torch
+
+    from drivetrain.placement import place
+
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    job = place("auto", "ddp", "auto", 1, None, timeout=7.0).job
+    assert job is not None
+    assert (job.rank, job.accelerator, job.backend, job.timeout) == (5, kind, backend, 7.0)
+
+
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, drivetrain.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

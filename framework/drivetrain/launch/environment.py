@@ -6,6 +6,8 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch.job import Job
@@ -22,13 +24,19 @@ def set_current_job(job: Job | None) -> None:
     _current = job
 
 
-def current_job() -> Job | None:
+def current_job(**unsaid: Any) -> Job | None:
     """The job that our launcher gave this worker, else the one that another launcher started, else ``None``.
+
+    Args:
+        unsaid: accelerator, backend and time-out of a job of another launcher, whose environment says nothing of them.
 
     Raises:
         ConfigurationError: the environment of another launcher is there but ill-formed.
     """
-    return _current if _current is not None else detect()
+    if _current is not None:
+        return _current
+    job = detect()
+    return job and replace(job, **unsaid)
 
 
 def detect(environ: Mapping[str, str] | None = None) -> Job | None:
