@@ -107,13 +107,18 @@ class Hooks:
             if _overrides(callback, name, Callback)
         ]
 
-    def agree(self, communicator: Communicator) -> None:
+    def agree(self, communicator: Communicator, more: Any = None) -> list[Any]:
         """Let every rank know which hooks callbacks have that are another rank's only (of a script that each rank runs,
-        or of ``configure_callbacks``); every rank calls it at the same point."""
+        or of ``configure_callbacks``); every rank calls it at the same point. Returns every rank's ``more``, which is
+        plain data that goes along."""
         names = sorted(name for name in self.active if self._overridden(name, False))
         mine = [[name for name in names if self._overridden(name, by_project)] for by_project in (False, True)]
-        said = communicator.all_gather_plain(mine) if communicator.world_size > 1 else []
-        self._elsewhere = {(name, bool(kind)) for rank in said for kind in (0, 1) for name in rank[kind]}
+        if communicator.world_size == 1:
+            self._elsewhere = frozenset()
+            return [more]
+        said = communicator.all_gather_plain([mine, more])
+        self._elsewhere = {(name, bool(kind)) for rank, _ in said for kind in (0, 1) for name in rank[kind]}
+        return [with_it for _, with_it in said]
 
     _elsewhere: AbstractSet[tuple[str, bool]] = frozenset()  # hooks that a rank has: their names, and by_project
 

@@ -64,9 +64,33 @@ def named(trainer: Trainer, spec: str | Path | store.Verified | None) -> str | P
 _KINDS = (MissingCheckpointError, NoCheckpointError, CheckpointError)
 
 
-def find(trainer: Trainer, spec: str | Path | store.Verified | None) -> Path | None:
-    """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word."""
-    if spec is None and not _goes_on_by_itself(trainer):
+def agree(trainer: Trainer, request: Request) -> bool:
+    """Let all ranks ask for the first one's checkpoint: in a script that each of them runs they may be given others, or
+    none, as where one looked for a file before another had written it. Travels with the names of hooks, so it costs no
+    exchange of its own. Returns whether the first rank looks for one.
+    """
+    spec = request.ckpt_path
+    mine = None if spec is None else str(spec.path if isinstance(spec, store.Verified) else spec)
+    said = trainer.hooks.agree(trainer.strategy.communicator, [mine, _goes_on_by_itself(trainer)])
+    first, by_itself = said[0]
+    other = next((rank for rank, (asked, _) in enumerate(said) if asked != first), None)
+    if other is not None and trainer.is_global_zero:
+        warnings.warn(
+            f"rank 0 was given ckpt_path={first!r} and rank {other} {said[other][0]!r}: that of rank 0 counts.",
+            stacklevel=2,
+        )
+    if mine != first:
+        request.ckpt_path = first
+    return first is not None or by_itself
+
+
+def find(trainer: Trainer, spec: str | Path | store.Verified | None, looks: bool | None = None) -> Path | None:
+    """The checkpoint that ``ckpt_path`` means; the first rank looks and the others take its word.
+
+    Args:
+        looks: what :func:`agree` returned, where there are several ranks.
+    """
+    if not (looks if looks is not None else spec is not None or _goes_on_by_itself(trainer)):
         return None
     communicator = trainer.strategy.communicator
     found: list[Any] = [None, None, 0]

@@ -179,14 +179,14 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     hooks.of_callbacks("setup", stage=told)
     module.setup(stage=told)
     hooks.follow()
-    hooks.agree(strategy.communicator)
+    looks = resumption.agree(trainer, request)
     device = strategy.device if trainer.meanings.builds == "device" else torch.device("cpu")
     with strategy.init_context(), nullcontext() if device.type == "cpu" else device:
         module.configure_sharded_model()
         module.configure_model()
     if trainer.sync_batchnorm:
         _synchronise_batchnorm(trainer, module)
-    loaded = _checkpoint(trainer, request)
+    loaded = _checkpoint(trainer, request, looks)
     if trainer.meanings.live_metrics:
         trainer.published.forget()
     if strategy.support.divides and getattr(strategy, "module", None) is not module:  # it is still whole
@@ -218,9 +218,9 @@ def _stage(trainer: Trainer, request: Request) -> Any:
     return result
 
 
-def _checkpoint(trainer: Trainer, request: Request) -> Loaded | None:
+def _checkpoint(trainer: Trainer, request: Request, looks: bool) -> Loaded | None:
     """What ``ckpt_path`` means, shown to the module before its optimizers are made: it may rebuild itself after it."""
-    path = resumption.find(trainer, request.ckpt_path)
+    path = resumption.find(trainer, request.ckpt_path, looks)
     if path is None:
         trainer.ckpt_path = None
         at_hand = request.ckpt_path == "last" and trainer.meanings.checkpoint == "file"  # which was told

@@ -289,15 +289,14 @@ def test_other_ranks_follow_the_first(
     make_trainer: Callable[..., Any], follower: Callable[[Any], Any], tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "of_rank_0")
-    checkpoint = ModelCheckpoint(monitor="val/loss", filename="best", save_last=True)
-    trainer = make_trainer(
-        checkpoint, world_size=2, global_rank=1, communicator=follower([folder, ["best.ckpt"], None])
-    )
+    checkpoint = ModelCheckpoint(monitor="val/loss", filename="of rank 1", save_last=True)
+    first = follower([folder, ["best.ckpt"], None, "best"])
+    trainer = make_trainer(checkpoint, world_size=2, global_rank=1, communicator=first)
     trainer.fit(5, losses)
     assert trainer.saved[0] == "best-v1.ckpt"
     assert checkpoint.dirpath == folder
     assert os.listdir(tmp_path) == [], "only the first rank touches files"
-    problem = follower([folder, [], "Permission denied"])
+    problem = follower([folder, [], "Permission denied", None])
     with pytest.raises(ConfigurationError, match="Permission denied"):
         make_trainer(ModelCheckpoint(), world_size=2, global_rank=1, communicator=problem).fit(1)
 

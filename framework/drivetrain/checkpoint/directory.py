@@ -65,7 +65,7 @@ def save(
     """Write a checkpoint at ``path``, in the place of one that may be there. All ranks of the job call it together.
 
     Args:
-        path: the directory to make; on a file system that all ranks see.
+        path: the directory to make; on a file system that all ranks see. The first rank's counts, where they differ.
         shared: nested dictionaries and lists; leaves are tensors, which every rank holds alike, DTensors, of which each
             rank holds its shards, or anything that ``to_safe`` takes. The plain part is rank 0's.
         own: what belongs to this rank.
@@ -74,17 +74,15 @@ def save(
         weights_only: the checkpoint's kind becomes ``"weights"``: it holds no training state, and ``own`` is not kept.
 
     Returns:
-        ``path``, on every rank, once the checkpoint is complete.
+        The first rank's ``path``, on every rank, once the checkpoint is complete.
 
     Raises:
         CheckpointError: on every rank, when any rank failed. What was at ``path`` before is still there.
     """
-    path = Path(path).absolute()
     communicator = communicator or SingleProcess()
-    what = f"the checkpoint {path} was not saved"
     with ExitStack() as stack:
         job = _Save(
-            path,
+            Path(path).absolute(),
             shared=shared,
             own=own,
             meta=meta or {},
@@ -101,8 +99,8 @@ def save(
                 Exception
             ) as error:  # every kind of failure must reach the agreement, or the other ranks wait for ever
                 failure = error
-            value = agree(communicator, what, result, failure)
-    return path
+            value = agree(communicator, f"the checkpoint {job.path} was not saved", result, failure)
+    return job.path
 
 
 class _Save:
@@ -139,10 +137,11 @@ class _Save:
             return {"plan": plan}
         self.staging = self.stack.enter_context(replace.Staging(self.path))
         (self.staging.folder / tensors.FOLDER).mkdir()
-        return {"plan": plan, "folder": self.staging.folder.name}
+        return {"plan": plan, "path": str(self.path), "folder": str(self.staging.folder)}
 
     def write(self, prepared: list[Any]) -> dict[str, Any]:
-        folder = self.path.parent / prepared[0]["folder"]
+        # A path may hold a time or a process number, of which each rank has its own.
+        self.path, folder = Path(prepared[0]["path"]), Path(prepared[0]["folder"])
         if not folder.is_dir():
             raise CheckpointError(
                 f"it does not see {folder}, which rank 0 made; save on a file system that all nodes share"

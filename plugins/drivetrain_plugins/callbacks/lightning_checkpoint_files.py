@@ -48,8 +48,8 @@ class CheckpointFiles(CheckpointOptions):
         found = self.dirpath
         if found is None:
             found = local_path(os.path.expandvars(_default_folder(trainer)), "save_dir")
-        if trainer.communicator.world_size > 1:  # the first worker says which folder it is
-            found = trainer.communicator.all_gather_plain(found)[0]
+        if trainer.communicator.world_size > 1:  # the first worker says which folder it is, and what files are called
+            found, self.filename = trainer.communicator.all_gather_plain([found, self.filename])[0]
         self.dirpath = found
         if stage == "fit" and trainer.is_global_zero and self.save_top_k != 0 and _filled(found):
             warnings.warn(f"the folder of checkpoints {found} is not empty.", stacklevel=2)
@@ -108,13 +108,21 @@ class CheckpointFiles(CheckpointOptions):
         return self._free_name(trainer, monitor_candidates, None, del_filepath or "")
 
     def _free_name(self, trainer: Trainer, metrics: dict[str, Tensor], name: str | None, replaced: str) -> str:
-        """A path that is not taken, or by what this save replaces."""
-        path = self.format_checkpoint_name(metrics, name)
+        """A path that is not taken, or by what this save replaces; the first worker's, on every worker."""
+        path = self._of_first(trainer, self.format_checkpoint_name(metrics, name))
         version = self.STARTING_VERSION
         while self._enable_version_counter and path != replaced and self.file_exists(path, trainer):
-            path = self.format_checkpoint_name(metrics, name, ver=version)
+            path = self._of_first(trainer, self.format_checkpoint_name(metrics, name, ver=version))
             version += 1
         return path
+
+    @staticmethod
+    def _of_first(trainer: Trainer, path: str) -> str:
+        """Workers may make names of their own, with a time in them, in a subclass; whether they ask for a file, and how
+        many they keep, goes by name."""
+        if trainer.communicator.world_size == 1:
+            return path
+        return str(trainer.communicator.all_gather_plain(path)[0])
 
     def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
         """Whether the first worker sees a file there, or has begun to write one; every worker must ask."""

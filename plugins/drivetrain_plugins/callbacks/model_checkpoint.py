@@ -137,12 +137,14 @@ class ModelCheckpoint(CheckpointOptions):
         if root is None:
             root = str(Path(trainer.log_dir or trainer.default_root_dir).absolute() / "checkpoints")
         root = root or os.getcwd()
-        found: list[Any] = [root, [], None]
+        found: list[Any] = [root, [], None, self.filename]
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            found = _look(root)
-        if trainer.communicator.world_size > 1:  # the first rank says which folder it is and what lies there
+            found = [*_look(root), self.filename]
+        # The first rank says which folder it is, what lies there and what files are called: ranks may have made names
+        # of their own, with a time in them, and which checkpoints are kept goes by name.
+        if trainer.communicator.world_size > 1:
             found = trainer.communicator.all_gather_plain(found)[0]
-        self.dirpath, names, problem = found
+        self.dirpath, names, problem, self.filename = found
         self._names = set(names)
         if problem is not None:
             raise ConfigurationError(
