@@ -89,6 +89,52 @@ def states(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def brought_together(module: nn.Module, parts: list[dict[str, Any]], first: bool) -> tuple[dict[str, Any], set[str]]:
+    """What metrics that gathered on several ranks, each ``parts`` of what :func:`states` gave, start from where other
+    ranks go on, and the names of those for which there is no such thing.
+
+    As a metric's states are reduced over ranks, so are they here, and stand on the ``first`` rank: the others add to
+    them from their beginning. A state that is gathered by a function of the metric's own, or kept apart, belongs to the
+    ranks that it is of; so does one that is averaged, as it does not say how much each of them has seen.
+    """
+    found: dict[str, Any] = {}
+    lost: set[str] = set()
+    for name, metric in metrics_of(module).items():
+        of_ranks = [part[name] for part in parts if name in part and part[name]["updates"]]
+        if not of_ranks:
+            continue
+        kinds = {key: _reduction(metric, key) for key in metric.metric_state}
+        if None in kinds.values() or any(one["state"].keys() != kinds.keys() for one in of_ranks):
+            lost.add(name)
+            continue
+        if first:
+            state = {
+                key: _reduced(kind, [one["state"][key] for one in of_ranks], metric._defaults[key])
+                for key, kind in kinds.items()
+            }
+            found[name] = {"updates": sum(one["updates"] for one in of_ranks), "state": state}
+    return found, lost
+
+
+def _reduction(metric: Any, key: str) -> str | None:
+    """How the state ``key`` is reduced over ranks, where that is one of torchmetrics' own ways and says of which parts
+    the whole is."""
+    data, reduction = sys.modules["torchmetrics.utilities.data"], metric._reductions[key]
+    if isinstance(metric._defaults[key], list):
+        return "cat" if reduction is data.dim_zero_cat else None
+    return next((kind for kind in ("sum", "max", "min") if reduction is getattr(data, f"dim_zero_{kind}")), None)
+
+
+def _reduced(kind: str | None, parts: list[Any], default: Any) -> Any:
+    if kind == "cat":
+        return [tensor for part in parts for tensor in (part if isinstance(part, list) else [part])]
+    stacked = torch.stack(parts)
+    if kind == "sum":  # each rank added to the default, which counts once for each of those that go on
+        beginning = default.to(stacked.device, stacked.dtype)
+        return (stacked - beginning).sum(0).to(stacked.dtype) + beginning
+    return stacked.amax(0) if kind == "max" else stacked.amin(0)
+
+
 def load(module: nn.Module, saved: dict[str, Any]) -> None:
     """Take up what :func:`states` gave."""
     for name, metric in metrics_of(module).items():

@@ -313,7 +313,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     _tell_of_another_strategy(trainer, loaded.meta)
     _tell_of_absent_callbacks(trainer, shared.get("callbacks", {}))
     if "metrics" in shared:
-        _restore_metrics(trainer, shared["metrics"], loaded.own or {}, within_epoch=fit.resumed)
+        _restore_metrics(trainer, shared["metrics"], loaded, within_epoch=fit.resumed)
     if loaded.first:
         trainer.strategy.load_first_state(loaded.first.get("strategy", {}))
     if loaded.own:
@@ -386,11 +386,10 @@ def _place(trainer: Trainer) -> list[int]:
     return [strategy.data.rank, strategy.data.size, int(strategy.counts and strategy.logs)]
 
 
-def _restore_metrics(trainer: Trainer, saved: dict[str, Any], own: dict[str, Any], within_epoch: bool) -> None:
+def _restore_metrics(trainer: Trainer, saved: dict[str, Any], loaded: store.Loaded, within_epoch: bool) -> None:
     """What was logged, and gathered by metric objects.
 
     Args:
-        own: what the checkpoint has of this rank.
         within_epoch: whether the epoch that was begun goes on, with what was logged in it.
     """
     communicator, metrics = trainer.strategy.communicator, trainer.fit_loop.metrics
@@ -401,26 +400,36 @@ def _restore_metrics(trainer: Trainer, saved: dict[str, Any], own: dict[str, Any
     divided_alike = then == now and len(saved["epoch"]) == len(now)
     if divided_alike:
         metrics.load_state_dict(sums[communicator.rank : communicator.rank + 1])
-        metric_states.load(trainer.lightning_module, own.get("torchmetrics", {}))
+        metric_states.load(trainer.lightning_module, (loaded.own or {}).get("torchmetrics", {}))
     else:  # the first rank that counts takes what those had
         counted = [one for one, place in itertools.zip_longest(sums, then) if place is None or place[2]]
-        if communicator.rank == next(rank for rank, place in enumerate(now) if place[2]):
+        first = communicator.rank == next(rank for rank, place in enumerate(now) if place[2])
+        if first:
             metrics.load_state_dict([one for one in counted if one is not None])
-        _tell_of_lost_metrics(trainer, own.get("torchmetrics", {}), sums)
+        _restore_metric_objects(trainer, loaded, then, first)
     shown: dict[str, Any] = {"bar": dict(saved["progress_bar"])}
     for name in ("callback", "logged"):
         shown[name] = trainer.published.again(saved[name], saved.get("double"))
     trainer.published.load_state_dict(shown)
 
 
-def _tell_of_lost_metrics(trainer: Trainer, gathered: dict[str, Any], sums: list[list[list[Any]]]) -> None:
-    """Metric objects hold what a rank saw, and the ranks see something else now."""
-    names = {name for name, one in gathered.items() if one["updates"]}
-    names |= {path for by_rank in sums for *_, path in by_rank if path}
-    if names and trainer.is_global_zero:
+def _restore_metric_objects(trainer: Trainer, loaded: store.Loaded, then: list[list[int]], first: bool) -> None:
+    """Metric objects hold what a rank saw, and the ranks see something else now: the ``first`` of those that count goes
+    on with what all had, as far as a metric's states can be brought together."""
+    module = trainer.lightning_module
+    if not metric_states.metrics_of(module):
+        return
+    parts = [own.get("torchmetrics", {}) for own in loaded.owns()]
+    known = len(then) == len(parts)  # else of an earlier version, which does not say whose count
+    counted = [part for part, place in zip(parts, then, strict=False) if place[2]] if known else []
+    found, lost = metric_states.brought_together(module, counted, first)
+    metric_states.load(module, found)
+    if not known:
+        lost = {name for part in parts for name, one in part.items() if one["updates"]}
+    if lost and trainer.is_global_zero:
         warnings.warn(
             f"the checkpoint is of ranks that shared out their data otherwise: what metric objects gathered before it"
-            f" ({', '.join(sorted(names))}) is left out, so their values of this epoch are of the rest of it.",
+            f" ({', '.join(sorted(lost))}) is left out, so their values of this epoch are of the rest of it.",
             stacklevel=2,
         )
 

@@ -121,13 +121,15 @@ def read(source: CheckpointIO, path: Path, rank: int, world_size: int, weights_o
     ours = content.get(layout.OURS)
     meta: dict[str, Any] = {"layout": "file", "epoch": content.get("epoch"), "global_step": content.get("global_step")}
     own = first = None
+    packed: list[Any] = []
     if isinstance(ours, dict) and "own" in ours:
+        packed = ours["own"]
         meta["world_size"] = ours["world_size"]
         if ours["world_size"] == world_size:
             own = layout.unpack(ours["own"][rank])
         elif ours["own"]:
             first = layout.unpack(ours["own"][0])
-    return Loaded(content, own, meta, first)
+    return Loaded(content, own, meta, first, lambda: [layout.unpack(one) for one in packed])
 
 
 def outline(path: Path, weights_only: bool | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import os
 import pickle
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ class Loaded:
         own: this worker's own part; None when the checkpoint is of another world size, or holds weights only. What is
             then lost (random generators, residuals) starts anew.
         first: the first worker's own part, where the checkpoint is of another world size and has one.
+        owns: reads the own parts of all workers that it is of, in the order of ranks; none where it has none.
         meta: the manifest without its list of files: ``kind`` (``"training"`` or ``"weights"``), ``epoch``,
             ``global_step``, ``world_size``, ``strategy``, ``time`` and what else was given to ``save``.
     """
@@ -51,6 +52,7 @@ class Loaded:
     own: dict[str, Any] | None
     meta: dict[str, Any]
     first: dict[str, Any] | None = None
+    owns: Callable[[], list[dict[str, Any]]] = list
 
 
 def save(
@@ -250,7 +252,16 @@ def _load(
     same = content["world_size"] == world_size
     file = _own_file(rank if same else 0)
     found = from_safe(_load_plain(folder, file)) if file in files else None
-    return Loaded(shared, found if same else None, content, None if same else found)
+    identity = _identity(folder)
+
+    def owns() -> list[dict[str, Any]]:
+        names = [_own_file(rank) for rank in range(content["world_size"])]
+        read = [from_safe(_load_plain(folder, name)) for name in names if name in files]
+        if _identity(folder) != identity:
+            raise CheckpointError(f"the checkpoint {folder} was replaced while it was read; load one that stays")
+        return read
+
+    return Loaded(shared, found if same else None, content, None if same else found, owns)
 
 
 def outline(path: str | Path) -> dict[str, Any]:
