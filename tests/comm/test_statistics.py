@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -69,7 +71,51 @@ def test_a_family_is_profiled_and_reported_together() -> None:
     assert "optimizer" not in top.stats()["phases"] and top.stats()["bytes_sent"] == 1111
     late.statistics.reset()
     del early, late
-    assert top.stats()["bytes_sent"] == 100  # what is not in use any more is not asked
+    gc.collect()
+    assert top.stats()["bytes_sent"] == 101
+
+
+def test_what_a_group_that_is_gone_had_counted_stays() -> None:
+    top = Communicator(label="top")
+    top.enable_profiling()
+
+    def of(parent: Communicator, label: str, bytes_sent: int) -> Communicator:
+        made = parent.sub([0], label)
+        assert made is not None
+        with phase.during("forward"):
+            made.statistics.record("send", bytes_sent=bytes_sent, messages=1, seconds=0.5, payload=bytes_sent)
+        return made
+
+    between = of(top, "between", 1)
+    below = of(between, "below", 10)
+    del between
+    gc.collect()
+    assert top.stats()["bytes_sent"] == 11
+    for _ in range(50):
+        of(below, "short", 100)
+    gc.collect()
+    of(top, "short", 100)
+    below.statistics.record("send", bytes_sent=1000)
+    for _ in range(2):
+        found = top.stats()
+        assert {label: row["bytes_sent"] for label, row in found["groups"].items()} == {
+            "between": 1,
+            "below": 1010,
+            "short": 5100,
+        }
+        assert found["operations"]["send"]["calls"] == 54
+        assert found["phases"]["forward"]["send"]["bytes_sent"] == 5111
+    assert len(top.statistics.family()) < 6  # what is gone takes no room
+    assert below.stats()["bytes_sent"] == 6010
+    del below
+    gc.collect()
+    of(top, "short", 0)
+    assert top.stats()["bytes_sent"] == 6111
+    top.statistics.reset()
+    assert top.stats()["bytes_sent"] == 0
+    copied = pickle.loads(pickle.dumps(top.statistics))
+    copied.record("send", bytes_sent=3)
+    assert copied.stats()["bytes_sent"] == 3
 
 
 def counted(comm: Communicator) -> dict[str, Any]:

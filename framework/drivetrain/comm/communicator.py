@@ -353,7 +353,7 @@ class Communicator:
         """A communicator of ``group``, profiled and reported with this one."""
         made = Communicator(group, self.device, label, self.check, self.timeout)
         made.thread_blocks = thread_blocks
-        self.statistics.adopt(made.statistics)
+        self.statistics.adopt(made.statistics, made)
         return made
 
     def knows(self, name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import finalize
 
 from drivetrain.comm import phase
 
@@ -79,7 +81,9 @@ class Statistics:
         operations: totals by operation.
         phases: totals by phase, then operation; only what happened while profiling.
         profiling: see :meth:`drivetrain.comm.Communicator.enable_profiling`.
-        children: of the communicators that were made from this one.
+        children: of the communicators that were made from this one. What one counted stays when its communicator is
+            gone: first here, then, when further ones are made, in ``ended``.
+        ended: of communicators that are gone, by label and world size.
     """
 
     label: str = "world"
@@ -92,14 +96,23 @@ class Statistics:
     __hash__ = object.__hash__
 
     def __post_init__(self) -> None:
-        self.children: WeakSet[Statistics] = WeakSet()
+        self._begin_family()
+
+    def _begin_family(self) -> None:
+        self.children: set[Statistics] = set()
+        self.ended: dict[tuple[str, int], Statistics] = {}
+        self._parent: Statistics | None = None
+        self._gone: deque[Statistics] = deque()  # of the whole family, as is the lock
+        self._lock = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the children, which are of communicators that do not travel."""
-        return {name: value for name, value in self.__dict__.items() if name != "children"}
+        """Without the family, which is of communicators that do not travel."""
+        own = ("label", "world_size", "operations", "phases", "profiling", "_pending")
+        return {name: value for name, value in self.__dict__.items() if name in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, children=WeakSet())
+        self.__dict__.update(state)
+        self._begin_family()
 
     # -- counting -----------------------------------------------------------------------------------------------
     def start(self, tensor: torch.Tensor | None = None) -> Any:
@@ -173,6 +186,9 @@ class Statistics:
         self.operations.clear()
         self.phases.clear()
         self._pending.clear()
+        with self._lock:
+            self._take_over()
+            self.ended.clear()
 
     # -- reading ------------------------------------------------------------------------------------------------
     @property
@@ -195,14 +211,47 @@ class Statistics:
         for each in self.family():
             each.profiling = on
 
-    def adopt(self, child: Statistics) -> Statistics:
-        """Count ``child`` as made from this one: it is profiled and reported with it. Returns ``child``."""
+    def adopt(self, child: Statistics, communicator: object) -> Statistics:
+        """Count ``child``, of a ``communicator`` that was made from this one's: it is profiled and reported with it.
+        Returns ``child``."""
         child.profiling = self.profiling
-        self.children.add(child)
+        child._parent, child._gone, child._lock = self, self._gone, self._lock
+        with self._lock:
+            self.children.add(child)
+            self._take_over()
+        # This may be called anywhere, in the midst of any of this, and so does no more than to say it.
+        finalize(communicator, self._gone.append, child).atexit = False
         return child
 
+    def _take_over(self) -> None:
+        """What those of the family counted whose communicators are gone."""
+        for _ in range(len(self._gone)):
+            self._gone.popleft()._end()
+
+    def _end(self) -> None:
+        """Its communicator is gone: what it counted is its parent's, and so are its children."""
+        parent = self._parent
+        assert parent is not None
+        parent.children.remove(self)
+        for child in self.children:
+            child._parent = parent
+        parent.children |= self.children
+        self._settle()
+        for one in (self, *self.ended.values()):
+            kept = parent.ended.setdefault((one.label, one.world_size), Statistics(one.label, one.world_size))
+            kept.include(one)
+
+    def include(self, other: Statistics) -> None:
+        """Add what ``other`` counted itself."""
+        for name, traffic in other.operations.items():
+            self.operations.setdefault(name, Traffic()).include(traffic)
+        for where, rows in other.phases.items():
+            for name, traffic in rows.items():
+                self.phases.setdefault(where, {}).setdefault(name, Traffic()).include(traffic)
+        self._pending += other._pending  # of which the device has not said yet how long it takes
+
     def family(self) -> list[Statistics]:
-        """This one and all descendants that are still in use."""
+        """This one and all descendants."""
         found = [self]
         for child in list(self.children):
             found += child.family()
@@ -210,12 +259,15 @@ class Statistics:
 
     def stats(self) -> dict[str, Any]:
         """Plain data; see :meth:`drivetrain.comm.Communicator.stats`."""
-        family = self.family()
+        with self._lock:  # or what is taken over meanwhile would count twice
+            return self._stats()
+
+    def _stats(self) -> dict[str, Any]:
         total = Traffic()
         by_group: dict[str, Traffic] = {}
         by_operation: dict[str, _Row] = {}
         by_phase: dict[str, dict[str, _Row]] = {}
-        for each in family:
+        for each in (one for member in self.family() for one in (member, *member.ended.values())):
             each._settle()
             for name, traffic in list(each.operations.items()):
                 total.include(traffic)
