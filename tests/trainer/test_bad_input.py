@@ -52,6 +52,10 @@ from tests.runs import QUIET, Classifier, dataset, loader, train
         ({"strategy": {"name": "ddp", "bucket_cap_mb": "big"}}, "strategy.bucket_cap_mb=big must be a number"),
         ({"strategy": {"name": "ddp", "bucket_cap_mb": float("nan")}}, "strategy.bucket_cap_mb=nan must be finite"),
         ({"strategy": {"name": "ddp", "static_graph": "perhaps"}}, "strategy.static_graph=perhaps must be true or"),
+        (  # torch's own words for it: INTERNAL ASSERT FAILED, please report a bug
+            {"strategy": {"name": "ddp", "static_graph": True}, "devices": 2, "accumulate_grad_batches": 2},
+            "accumulate_grad_batches=2 begins with a pass that is not synchronised",
+        ),
         ({"strategy": {"name": "local_sgd", "period": 2.5}, "devices": 2}, "strategy.period=2.5 must be a whole"),
         ({"strategy": {"name": "federated", "clients": "ten"}}, "strategy.clients=ten must be a whole number"),
         ({"strategy": "single", "devices": 2}, "set devices=1 or use strategy=ddp"),

@@ -59,6 +59,11 @@ def _check_replicated(plan: Plan) -> list[Conflict]:
             f"compression={plan.compression} would send what it owes of a parameter that the step does not use: set"
             " strategy.find_unused_parameters=false or compression=none."
         )
+    if options is not None and options.static_graph and plan.accumulation > 1 and plan.world_size > 1:
+        found.append(
+            f"accumulate_grad_batches={plan.accumulation} begins with a pass that is not synchronised, in which torch"
+            " cannot learn a static graph: set strategy.static_graph=false or accumulate_grad_batches=1."
+        )
     known = ["native", "auto", *registry.names("topologies")]
     if options is not None and options.topology not in known:
         found.append(f"there is no strategy.topology={options.topology}: {nearest(options.topology, known)}")
