@@ -217,6 +217,28 @@ def test_processes_of_a_killed_worker_end_too(tmp_path: Path) -> None:
     assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
+def test_processes_of_a_killed_worker_keep_its_end_from_nobody(tmp_path: Path) -> None:
+    """A loader's process holds its connections as well: the others hear of it at once, and need not be killed."""
+
+    def work(job: Job, payload: dict[str, Any]) -> None:
+        init_process_group(job)
+        dist.barrier()
+        if job.rank == 1:
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError:
+            (tmp_path / "heard").touch()
+            raise
+
+    with pytest.raises(WorkerError, match="rank 1 failed: killed by SIGKILL"):
+        launch(work, {}, workers=2)
+    assert (tmp_path / "heard").exists()
+
+
 def test_worker_that_is_told_to_stop_sees_the_flag() -> None:
     def wait(job: Job, payload: dict[str, Any]) -> None:
         if job.rank == 1:

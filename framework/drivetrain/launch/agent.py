@@ -70,8 +70,7 @@ class Stop:
             return
         self.deadline = 0.0
         for group in self.groups:  # whatever the launcher waits for then ends too
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
+            _kill_group(group)
 
     def check(self) -> None:
         """Raise :class:`Interrupted` once a signal has come."""
@@ -211,6 +210,13 @@ class Agent(LocalElasticAgent):
         self._looked = time.time()
         return found
 
+    def _end_orphans(self) -> None:
+        """End what workers that have ended had started. Processes of a data loader that were forked hold its end of the
+        connections to the other workers, who would learn of its end from theirs only, seconds later."""
+        for process in self._processes().values():
+            if process.exitcode is not None:
+                _kill_group(process.pid)
+
     def _settle(self) -> None:
         """Wait a moment for a failure that came before the one seen, and keep the first cause."""
         start = time.monotonic()
@@ -223,6 +229,7 @@ class Agent(LocalElasticAgent):
                 break
             if len(failures) == len(self._processes()) and self._worker_group.group_world_size == 1:
                 break
+            self._end_orphans()
             time.sleep(POLL)
         self.failure = told or cause
 
@@ -257,11 +264,10 @@ class Agent(LocalElasticAgent):
                 os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + (TERMINATE if self._stop.signum is None else 0.0)
         while time.monotonic() < deadline and not all(self._is_over(*one) for one in alive.items()):
+            self._end_orphans()
             time.sleep(POLL)
         for process in processes.values():
-            # The whole group: a worker that was killed could not end its own data loaders.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process.pid)  # all of it: a worker that was killed could not end its own data loaders
         for process in processes.values():
             process.join(timeout=TERMINATE)
 
@@ -274,6 +280,11 @@ class Agent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         """Called by the agent when all workers of this node have finished."""
         self.nodes.finish()
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 @contextmanager
