@@ -107,6 +107,7 @@ def exchange(
     columns: dict[str, Column],
     flags: tuple[float, ...],
     series: list[tuple[float, float]],
+    alike: Sequence[Sequence[int]] = (),
 ) -> Exchange:
     """Combine over the ranks; every rank must call it at the same point, with as many flags and series items.
 
@@ -117,6 +118,7 @@ def exchange(
         columns: this rank's contributions by name; ranks may have different names.
         flags: numbers that every rank wants to see of every other.
         series: ``(total, weight)`` per optimizer step since the last exchange.
+        alike: groups of ranks that log about the same samples, where they are not all.
     """
     if communicator.world_size == 1:
         result = Exchange({}, dict(columns), [list(flags)], [series] if series else [])
@@ -124,7 +126,7 @@ def exchange(
     else:
         result, tables = _gathered(gather, communicator, device, columns, flags, series)
     for name in result.columns:
-        value = combine(name, tables)
+        value = combine(name, _heard(name, tables, alike))
         if value is not None:
             result.values[name] = value
         elif any(name in t and t[name].reduction.startswith(OBJECT) and t[name].total for t in tables):
@@ -174,6 +176,14 @@ def _gathered(
         for table in tables:
             result.columns |= {name: column for name, column in table.items() if name not in result.columns}
     return result, tables
+
+
+def _heard(name: str, tables: list[dict[str, Column]], alike: Sequence[Sequence[int]]) -> list[dict[str, Column]]:
+    """The contributions to ``name`` that count: of ranks that log about the same samples the last one's that did."""
+    if not alike:
+        return tables
+    logged = ([tables[rank] for rank in ranks if name in tables[rank] and tables[rank][name].weight] for ranks in alike)
+    return [table for group in logged for table in group[-1:]]
 
 
 def combine(name: str, tables: list[dict[str, Column]]) -> float | None:

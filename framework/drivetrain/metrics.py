@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ class Metrics:
         counts: whether this rank's values weigh anything; not where another rank logs the same.
         over_ranks: whether values are combined over ranks unasked.
         pools: whether one name may be logged over several loaders, whose values are then reduced together.
+        alike: the strategy's groups of ranks that log about the same samples.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class Metrics:
         counts: bool = True,
         over_ranks: bool = True,
         pools: bool = True,
+        alike: Sequence[Sequence[int]] = (),
     ) -> None:
+        self.alike = alike
         self.counts, self.over_ranks, self.pools = counts, over_ranks, pools
         self.gather, self.communicator, self.device, self.current_hook = gather, communicator, device, current_hook
         self.named_modules = named_modules
@@ -223,7 +226,7 @@ class Metrics:
         if not self.counts:
             columns = {name: replace(column, weight=0.0) for name, column in columns.items()}
             series = [(0.0, 0.0) for _ in series]
-        return exchange(self.gather, self.communicator, self.device, columns, flags, series)
+        return exchange(self.gather, self.communicator, self.device, columns, flags, series, self.alike)
 
     def combines(self, name: str) -> bool:
         """Whether ``name`` is of values that ranks combine, and so the same on all of them once they have."""

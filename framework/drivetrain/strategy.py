@@ -34,7 +34,7 @@ Launching, checkpoint files, samplers, schedulers, logging and timing are not a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -136,6 +136,8 @@ class Strategy(StrategyView):
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         counts: whether what is logged here counts (not where another rank logs the same).
         logs: whether steps come to their end here, where they log (not on the first ranks of a pipeline).
+        alike: groups of ranks that all are given the same samples and call the same hooks: of what several of a group
+            log under one name, the last one's counts; nothing where each has samples of its own.
         holds_part: whether this rank's module has part of the parameters only.
         precision: the number format, composed here.
         compressor: what makes gradients smaller before they travel, composed here; None for nothing.
@@ -156,6 +158,7 @@ class Strategy(StrategyView):
         self.predicts = True
         self.counts = True
         self.logs = True
+        self.alike: Sequence[Sequence[int]] = ()
         self.holds_part = False
         self.module: TrainModule
 

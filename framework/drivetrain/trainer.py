@@ -283,6 +283,7 @@ class Trainer(TrainerState):
             strategy.counts,
             self.meanings.log_over_ranks,
             self.meanings.pools_loaders,
+            strategy.alike,
         )
 
     @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 from lightning_utilities.core.overrides import is_overridden
 
@@ -49,10 +50,12 @@ def _of_the_project(module: TrainModule, hooks: Iterable[str]) -> str:
 
 
 def hooks_of_the_project(module: TrainModule, hooks: Iterable[str]) -> list[str]:
-    """Those of ``hooks`` that the module or a callback of the project's own has on this rank."""
-    trainer = module.trainer
-    own = [
-        one for one in trainer.callbacks if not type(one).__module__.startswith(("drivetrain.", "drivetrain_plugins."))
-    ]
-    owners = [(module, TrainModule), *((callback, Callback) for callback in own)]
-    return [f"{type(one).__name__}.{name}" for one, base in owners for name in hooks if is_overridden(name, one, base)]
+    """Those of ``hooks`` that the module or a callback has on this rank, and that are the project's own."""
+    owners = [(module, TrainModule), *((callback, Callback) for callback in module.trainer.callbacks)]
+    return [f"{type(one).__name__}.{name}" for one, base in owners for name in hooks if _is_own(one, name, base)]
+
+
+def _is_own(owner: Any, hook: str, base: type) -> bool:
+    # A class of the project's may have a hook from one of ours, and an object of ours one that it was given.
+    where = getattr(getattr(owner, hook, None), "__module__", None) or ""
+    return is_overridden(hook, owner, base) and not where.startswith(("drivetrain.", "drivetrain_plugins."))

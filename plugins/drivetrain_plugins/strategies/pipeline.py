@@ -3,6 +3,7 @@
 Every rank reads the whole batch and cuts it into the same pieces. On the first rank the module's step is run up to the
 network, to learn what the network is given; on the last rank it is run with what came out of the pipeline, and its loss
 is where backward starts. So losses, logged values and predictions come from the last rank; the loops bring them to all.
+An evaluation's step ends on all ranks where the project looks at more of it than that.
 Between steps a rank's parameters of other stages are stale; they are brought up to date where they are saved and when
 training ends.
 """
@@ -30,7 +31,9 @@ from drivetrain.sharding import batch_size, take
 from drivetrain.strategy import Run, Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.gradient_hooks import hooks_of_the_project, tell_which_gradients
+from drivetrain_plugins.strategies.kept_on_module import KeptOnModule
 from drivetrain_plugins.strategies.own_parts import refuse_different, refuse_own_parts
+from drivetrain_plugins.strategies.pipeline_answers import Answers
 from drivetrain_plugins.strategies.pipeline_calls import least_calls
 from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called_again, name_of
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
@@ -64,6 +67,7 @@ class Pipeline(Strategy):
         if self.communicator.device.type != "cpu":
             self.hosts = Communicator(dist.new_group(None, self.communicator.timeout, "gloo"), "cpu", "pipeline hosts")
         self.predicts = self.line.rank == self.line.world_size - 1
+        self.alike = self.lines
 
     # -- cutting ------------------------------------------------------------------------------------------------
     @property
@@ -90,10 +94,11 @@ class Pipeline(Strategy):
         self._trains = stage == "fit"
         if stage == "fit":
             tell_which_gradients(module, f"strategy={self.name}", "the gradients of this rank's stages only")
-            have = [bool(hooks_of_the_project(module, hooks)) for hooks in (("on_train_batch_end",), _AT_REST)]
-            # A callback may be one rank's only, and all of them bring together what it is shown.
-            known = zip(*self.communicator.all_gather_plain(have), strict=True)
-            self._shows_loss, self._looked_at = map(any, known)
+        shown = f"on_{'validation' if stage in ('fit', 'validate') else stage}_batch_end"
+        have = [bool(hooks_of_the_project(module, hooks)) for hooks in (("on_train_batch_end",), _AT_REST, (shown,))]
+        # A callback may be one rank's only, and all of them bring together what it is shown.
+        known = [any(one) for one in zip(*self.communicator.all_gather_plain(have), strict=True)]
+        self._shows_loss, self._looked_at = (self._trains and one for one in known[:2])
         self.precision.convert_module(module)
         path, network = find_network(module, self.options.network)
         each, ranks = self._each, self.line.world_size
@@ -101,6 +106,7 @@ class Pipeline(Strategy):
         self.mine = [self.line.rank + i * ranks for i in range(each)]
         self._place(stages)
         self.capture = Capture(module, path, network)
+        self.answers = Answers(self.line, self.device, shown=known[2])
         assert self.line.group is not None
         self.schedules = Schedules(stages, self.mine, self.options, self.line.group, self.device)
         self.logs = self.schedules.last
@@ -193,8 +199,11 @@ class Pipeline(Strategy):
         weights: list[float] = []
 
         def loss_of(output: Tensor, piece: Any, fraction: float) -> Tensor:
+            kept = KeptOnModule(self.module) if "training" in self._reads and not losses else None
             with self.precision.forward_context(), self._watched("training"):
                 loss = self.capture.answer(lambda b: step.call(b, fraction), piece, output)
+            if kept is not None and self.line.world_size > 1:
+                self._tell_of_kept(kept.changed())
             if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
                 return output.sum() * 0.0
             weight = step.share if step.weighted else share * fraction
@@ -250,6 +259,15 @@ class Pipeline(Strategy):
                 stacklevel=2,
             )
 
+    def _tell_of_kept(self, names: list[str]) -> None:
+        if names:
+            warnings.warn(
+                f"{type(self.module).__name__}.training_step keeps what it computes on the module ({', '.join(names)}):"
+                " under a pipeline that is there on the last rank only, and of pieces of each batch. Log it, or use"
+                " what on_train_batch_end is given, or strategy=ddp.",
+                stacklevel=2,
+            )
+
     def _refuse_stale(self) -> None:
         """Refuse a loss that has a gradient for parameters whose stages other ranks hold: this rank's copies are of an
         earlier step, and the gradient would be lost."""
@@ -284,7 +302,8 @@ class Pipeline(Strategy):
             def record(piece: Any, number: int, start: int = start) -> Call:
                 watched = self._watched("evaluation" if loss_of is None else "training")
                 with self.precision.forward_context(), stream(self.device, *key, "step", start, number), watched:
-                    return self.capture.record(call, piece, counts=self.schedules.first)
+                    counts = self.schedules.first and (loss_of is not None or self.answers.everywhere is False)
+                    return self.capture.record(call, piece, counts)
 
             def loss(output: Tensor, number: int, start: int = start, size: int = size) -> Tensor:
                 piece = take(batch, total, slice(start + number * size, start + (number + 1) * size))
@@ -330,13 +349,13 @@ class Pipeline(Strategy):
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         self._evaluated += 1
         outputs = self._flow(batch, batch_size(batch) or 1, ("evaluation", self._evaluated), call, None)
-        if not self.schedules.last:
-            self._tell_of_reads("evaluation")
-            return None
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        place = stream(self.device, self.data.rank, "evaluation", self._evaluated)
-        with self.precision.forward_context(), place, self._watched("evaluation"):
-            answer = self.capture.answer(call, batch, output)
+
+        def finish(output: Tensor) -> Any:
+            place = stream(self.device, self.data.rank, "evaluation", self._evaluated)
+            with self.precision.forward_context(), place, self._watched("evaluation"):
+                return self.capture.answer(call, batch, output, logs=self.schedules.last)
+
+        answer = self.answers.of(torch.cat(outputs) if self.schedules.last else None, self.module, finish)
         self._tell_of_reads("evaluation")
         return answer
 

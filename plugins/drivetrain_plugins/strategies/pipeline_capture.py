@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from drivetrain import metric_states
 from drivetrain.errors import ConfigurationError, TrainingError
 from drivetrain.module import TrainModule
+from drivetrain_plugins.strategies.kept_on_module import KeptOnModule
 
 _STEP = (
     "a step under a pipeline, whose ranks run different parts of it, so that it would wait in vain: log the value,"
@@ -48,7 +49,7 @@ class Capture:
 
         Args:
             counts: whether this is the step's start; else the step was or will be started for this batch again, and
-                buffers and metrics stay as they were.
+                buffers, metrics and what it keeps on the module stay as they were.
         """
         calls: list[Call] = []
 
@@ -72,8 +73,8 @@ class Capture:
             " run: call it once, or name the network that is called with strategy.network."
         )
 
-    def answer(self, step: Callable[[Any], Any], batch: Any, output: Any) -> Any:
-        """``step(batch)`` with ``output`` as the network's answer to its one call."""
+    def answer(self, step: Callable[[Any], Any], batch: Any, output: Any, logs: bool = True) -> Any:
+        """``step(batch)`` with ``output`` as the network's answer to its one call. Not ``logs``: another rank does."""
         calls = 0
 
         def answer(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +84,7 @@ class Capture:
                 raise called_again(self.module, self.name)
             return output
 
-        with self._forward(answer):
+        with self._forward(answer), nullcontext() if logs else self._silent():
             return step(batch)
 
     @contextmanager
@@ -107,10 +108,11 @@ class Capture:
     def _untouched(self) -> Iterator[None]:
         owned = [(owner, *item) for owner in self.module.modules() for item in owner._buffers.items()]
         buffers = [(owner, name, one, one.clone()) for owner, name, one in owned if one is not None]
-        gathered = metric_states.states(self.module)
+        gathered, kept = metric_states.states(self.module), KeptOnModule(self.module)
         try:
             yield
         finally:
+            kept.restore()
             for owner, name, buffer, value in buffers:
                 with torch.no_grad():
                     owner._buffers[name] = buffer.copy_(value)

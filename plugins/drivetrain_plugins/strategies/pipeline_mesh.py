@@ -44,6 +44,7 @@ class PipelineMesh(Pipeline):
             if group is not None:
                 self.replicas = group
         self.predicts = self.line.rank == self.line.world_size - 1
+        self.alike = self.lines
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
