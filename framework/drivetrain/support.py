@@ -216,11 +216,11 @@ Under `pipeline` parameters of other ranks' stages are those of an earlier step 
 hooks of an epoch's end and of validation the ranks bring them together), and `training_step` is called with each piece
 of a batch; collectives of a module's own (`self.all_gather`, a metric's `compute()`) are refused in steps, of which
 ranks run different parts, and a project's `on_train_batch_end` is given the loss of the whole batch (one small exchange
-a batch), and nothing else of what the step returned. An evaluation's step ends on the last rank, and on every rank where
-a project's hook is given what it returns or where it keeps something on the module (a list of outputs): then the
-network's output goes to all ranks. Of what several ranks of one pipeline log under one name the last one's counts. Under
-`tensor_parallel` and `mesh` ranks that compute each batch
-together have the same values, and `self.all_gather` gives each rank's: what is summed over it counts them so often.
+a batch), and nothing else of what the step returned. An evaluation's step ends on the last rank, and on every rank
+where a project's hook is given what it returns or where it keeps something on the module (a list of outputs): then the
+network's output goes to all ranks. Of what several ranks of one pipeline log under one name the last one's counts.
+Under `tensor_parallel` and `mesh` ranks that compute each batch together have the same values, and `self.all_gather`
+gives each rank's: what is summed over it counts them so often.
 
 """
 
