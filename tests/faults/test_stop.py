@@ -8,14 +8,19 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import drivetrain.callbacks
+import drivetrain.lightning
 from drivetrain import checkpoint
+from drivetrain.errors import Interrupted
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
 from tests.patience import GONE, LIMIT, SOON
 from tests.resume.runs import assert_same
+from tests.runs import QUIET, Classifier, loader
 
 
 def _go_on(folder: Path, temporary: str, strategy: str, devices: int) -> None:
@@ -61,6 +66,31 @@ def test_stopped_and_resumed(moment: str, signum: int, strategy: str, devices: i
     assert not (stopped / "end.ckpt").exists()
     train(stopped, strategy, devices, resume="last")
     assert_same(whole, stopped, devices, best=False)
+
+
+class Asked(Classifier):
+    """One rank is told to stop in its last batch of a validation, at whose end the ranks exchange something."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self.trainer.global_rank == 1 and batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_validation_epoch_end(self) -> None:
+        assert self.trainer.strategy.broadcast("a word") == "a word"
+
+
+@pytest.mark.parametrize("face", [drivetrain, drivetrain.lightning])
+def test_a_signal_that_one_rank_has_heard_of(face: Any, tmp_path: Path) -> None:
+    saving = face.callbacks.ModelCheckpoint(tmp_path / "checkpoints", every_n_epochs=9)
+    options: dict[str, Any] = {**QUIET, "enable_checkpointing": None, "num_sanity_val_steps": 0, "timeout": SOON}
+    trainer = face.Trainer(
+        strategy="ddp", devices=2, precision="64-true", callbacks=[saving], default_root_dir=tmp_path, **options
+    )
+    with pytest.raises(Interrupted):
+        trainer.fit(Asked(), loader(16), loader(12, 2, shuffle=False))
+    (saved,) = (tmp_path / "checkpoints").glob("*.ckpt")
+    assert checkpoint.resolve(saved, tmp_path) == saved
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ring", 2)])

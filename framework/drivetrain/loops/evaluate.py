@@ -138,8 +138,7 @@ class EvaluateLoop(EvaluationNames):
                     if self._computes:
                         self.metrics.settle(source.index)
                 self.metrics.batch, trainer.published.by_step = None, False
-                if signals.pending() is None:
-                    self._know_before(f"on_{stage}_epoch_end")
+                if self._comes_to(f"on_{stage}_epoch_end"):
                     hooks(f"on_{stage}_epoch_end")
                 self._reduce()
                 hooks(f"on_{stage}_end")
@@ -185,17 +184,27 @@ class EvaluateLoop(EvaluationNames):
         several."""
         return columns if self._computes else self.metrics.of_no_loader(columns)
 
-    def _know_before(self, hook: str) -> None:
-        """Let ``hook`` see the epoch's values so far, where that is meant and ranks have to combine them for it."""
+    def _comes_to(self, hook: str) -> bool:
+        """Whether ``hook`` is called, which it is not when a signal has cut the evaluation short. It may have the ranks
+        exchange something, so they agree: a signal reaches one before another. Where that is meant, it sees the epoch's
+        values so far."""
         trainer = self.trainer
+        signal = signals.pending()
         several = trainer.strategy.communicator.world_size > 1
-        if trainer.meanings.live_metrics and several and trainer.hooks.overridden_everywhere(hook):
-            so_far = self.metrics.exchange(self.metrics.epoch_columns())
+        if not (several and trainer.hooks.overridden_everywhere(hook)):
+            return signal is None
+        live = trainer.meanings.live_metrics
+        columns = self.metrics.epoch_columns() if live and signal is None else {}
+        so_far = self.metrics.exchange(columns, (float(signal or 0), 0.0, 0.0, 0.0))
+        if any(flags[0] for flags in so_far.flags):
+            return False
+        if live:
             shown = self._of_check(so_far.columns)
             objects = self.metrics.torchmetrics(
                 so_far.columns, reset=False, computed=shown, doubtful=not self._computes
             )
             trainer.published.publish(so_far.only(shown).joined(objects), step=0, write=False)
+        return True
 
     def _tell_of_unlike(self, found: list[list[float]]) -> None:
         """Of ranks that read different streams, each a part of its own: once for each loader."""
