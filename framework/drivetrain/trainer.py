@@ -29,7 +29,7 @@ from drivetrain.errors import (
     by_keyboard,
 )
 from drivetrain.frame_room import in_one_chunk
-from drivetrain.launch import Job
+from drivetrain.launch import Job, own_processes
 from drivetrain.local_path import local_path
 from drivetrain.metrics import Metrics
 from drivetrain.module import TrainModule
@@ -250,6 +250,7 @@ class Trainer(TrainerState):
         setattr(rank_zero_only, "rank", job.rank)  # noqa: B010  (mypy does not know of it)
         self._connected = True
         if self.job is not None:
+            own_processes.bind()
             Trainer._in_job = self
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TextIO
 
 from drivetrain.command_line import silence
 from drivetrain.errors import ConfigurationError
-from drivetrain.launch import failure, process_settings, signals
+from drivetrain.launch import failure, own_processes, process_settings, signals
 from drivetrain.launch.environment import set_current_job
 from drivetrain.launch.job import Job
 
@@ -67,6 +67,7 @@ def run(assignment: Assignment) -> bytes:
     bind_to_parent(assignment.parent)
     if not assignment.parent:
         _leave_forkserver(assignment.processes)
+    own_processes.bind()
     # What the launching process had lives as long as this one. Each full garbage collection would go through all of
     # it, and by that copy the memory that a fork shares.
     gc.freeze()
