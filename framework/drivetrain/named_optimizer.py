@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.errors import CheckpointError
@@ -96,3 +96,17 @@ def _load(optimizer: Optimizer, packed: dict[str, Any]) -> None:
             f"the checkpoint's optimizer kept its state in another form than {type(optimizer).__name__} does ({error}"
             " is missing): configure the optimizer that was saved or load the weights only."
         ) from error
+    _keep_kinds(optimizer, packed.get("state", {}))
+
+
+def _keep_kinds(optimizer: Optimizer, saved: Mapping[Any, Any]) -> None:
+    """Give back their kind of number to states that have one of their own: torch makes what it loads of the parameter's
+    kind, also counts, and a product of NAdam's, which an undisturbed run goes on with in single precision."""
+    for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        state = optimizer.state.get(parameter, {})
+        for key, value in saved.get(index, {}).items():
+            now = state.get(key)
+            if not isinstance(value, Tensor) or not isinstance(now, Tensor) or now.dtype == value.dtype:
+                continue
+            if not value.is_floating_point() or value.ndim < min(parameter.ndim, 1):
+                state[key] = value.detach().to(now.device, copy=True)

@@ -59,6 +59,28 @@ class Slow(torch.optim.SGD):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "slow"})
 
 
+class Signs(torch.optim.SGD):
+    """Counts for each weight how often it grew, in whole numbers, and notes which did last."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        loss = super().step(closure)
+        for p, former in zip(parameters, before, strict=True):
+            self.state[p].setdefault("grown", torch.zeros_like(p, dtype=torch.int16))
+            self.state[p]["grown"] += p.detach() > former
+            self.state[p]["last"] = p.detach() > former
+        with torch.no_grad():
+            for p in parameters:
+                p.mul_(1 - 0.001 * (self.state[p]["grown"] % 3)).add_(0.001 * ~self.state[p]["last"])
+        return loss
+
+
+class Nesterov(torch.optim.NAdam):
+    def __init__(self, parameters: Any, lr: float, momentum: float) -> None:
+        super().__init__(parameters, lr=lr, betas=(momentum, 0.99))
+
+
 class Wrapping(torch.optim.Optimizer):
     """Another optimizer within, whose ``state_dict`` it gives under a name of its own: torch's parts are not there."""
 
@@ -136,6 +158,19 @@ def test_what_an_optimizer_keeps_beside_the_states_of_parameters(
     kept = {Counting: ("beside", "count"), Slow: ("further", "slow"), Wrapping: ("further", "base")}
     part, key = kept[kind]
     assert key in state[part]
+
+
+@pytest.mark.parametrize("kind", [Signs, Nesterov])
+@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_states_of_another_kind_of_number_than_the_weights(
+    strategy: str, devices: int, kind: type[torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    options = {"strategy": strategy, "devices": devices, "accumulate_grad_batches": 1}
+    whole = _stopped_and_resumed(tmp_path, lambda: Stepped(kind), (1, 4), options)
+    (state,) = end(whole, 0, devices)["optimizer_states"]
+    (some, *_) = state["state"].values()
+    key, dtype = ("grown", torch.int16) if kind is Signs else ("mu_product", torch.float32)
+    assert some[key].dtype == dtype
 
 
 def test_weights_that_an_optimizer_keeps_a_second_time_are_not_cut(tmp_path: Path) -> None:

@@ -29,9 +29,10 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def like(whole: Tensor, model: Tensor) -> Tensor:
-    """``whole``, which every rank has, held as ``model`` is held; nothing is exchanged."""
-    whole = whole.detach().to(device=model.device, dtype=model.dtype)
+def like(whole: Tensor, model: Tensor, keep: bool = False) -> Tensor:
+    """``whole``, which every rank has, held as ``model`` is held; nothing is exchanged. Its kind of number becomes that
+    of ``model``, unless it is to be ``keep``-t."""
+    whole = whole.detach().to(device=model.device, dtype=whole.dtype if keep else model.dtype)
     if not isinstance(model, DTensor) or isinstance(whole, DTensor):
         return whole
     mesh, part = model.device_mesh, whole
@@ -71,7 +72,10 @@ def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, 
     if any(isinstance(parameter, DTensor) for parameter in own.values()):
         refuse_whole(optimizer, saved, (parameter.shape for parameter in own.values()))
     state = {
-        name: {key: like(value, own[name]) if _fits(value, own.get(name)) else value for key, value in values.items()}
+        name: {
+            key: like(value, own[name], keep=not value.is_floating_point()) if _fits(value, own.get(name)) else value
+            for key, value in values.items()
+        }
         for name, values in saved["state"].items()
     }
     load_named_state(module, optimizer, {**saved, "state": state})
