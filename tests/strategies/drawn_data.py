@@ -289,7 +289,7 @@ class DrawnData(Drawn):
             "own, collated": lambda: shuffled(data, collate_fn=masking),
             "own in processes": lambda: shuffled(Augmented(samples, rng), **processes),
             "augmented in processes": lambda: shuffled(Augmented(samples), **processes),
-            "at once in processes": lambda: shuffled(Augmented(samples), **processes),
+            "at once in processes": lambda: shuffled(AtOnce(samples), **processes),
             "buckets": lambda: batched("global"),
             "own buckets": lambda: batched("own"),
             "buckets by epoch": lambda: batched("epoch"),
