@@ -13,7 +13,7 @@ from torch.utils.data import SequentialSampler as InOrder
 from drivetrain.loaders import reading
 from drivetrain.private_random import mix
 from drivetrain.sample_orders import Dealt, EpochOrder, Joined, ShardedBatches
-from drivetrain.seeded_dataset import Seeded
+from drivetrain.seeded_dataset import Seeded, reseed
 from drivetrain.strategy import Shard
 
 
@@ -41,8 +41,7 @@ class Resharded:
             self.order.seed = seed
         if self.order is None:
             self.sampler.seed = seed
-        if isinstance(self.reader.dataset, Seeded):
-            self.reader.dataset.seed = seed
+        reseed(self.reader.dataset, seed)
         self.reader.generator.manual_seed(mix(seed, 2**31))
 
 

@@ -109,6 +109,52 @@ def _augmented() -> None:
     assert epochs[0] != epochs[1]
 
 
+class Scaled(Dataset[Any]):
+    """What its samples are multiplied by is set in the processes that read it."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.factors: list[float] = []
+        self.seed = 2.0
+        if at_once:
+            self.__getitems__ = lambda indices: [self[index] for index in indices]
+
+    @property
+    def factor(self) -> float:
+        return self.factors[-1]
+
+    @factor.setter
+    def factor(self, value: float) -> None:
+        self.factors.append(value)
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = dataset(24)[index]
+        return x * self.factor, y
+
+
+def scales(worker: int) -> None:
+    data = torch.utils.data.get_worker_info().dataset  # type: ignore[union-attr]
+    data.factor = data.seed + len(data.factors)
+
+
+@pytest.mark.parametrize(("context", "at_once"), [("fork", False), ("fork", True), ("spawn", False)])
+def test_a_worker_init_fn_finds_the_data_set(context: str, at_once: bool, run_alone: Any) -> None:
+    run_alone(_scaled, context, at_once, timeout=120)
+
+
+def _scaled(context: str, at_once: bool) -> None:
+    def run(data: Any, **processes: Any) -> Any:
+        read = DataLoader(data, batch_size=8, shuffle=True, **processes)
+        return train(strategy="single", devices=1, data=read, max_epochs=1)
+
+    doubled = Scaled(False)
+    doubled.factor = 2.0
+    options = {"num_workers": 1, "worker_init_fn": scales, "multiprocessing_context": context}
+    assert max(difference(run(doubled), run(Scaled(at_once), **options)).values()) == 0.0
+
+
 def test_per_process_batches_are_global_ones_of_as_many_times_the_size() -> None:
     joined = train(data=loader(51, 8))
     for strategy, devices in (("ddp", 2), ("ring", 4)):
