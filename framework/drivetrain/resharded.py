@@ -114,5 +114,5 @@ def resharded(
     # Its own generator: making an iterator draws a seed, which must not come from the run's random numbers.
     generator = torch.Generator().manual_seed(mix(seed, 2**31))
     if seeded:
-        dataset = Seeded(dataset, seed, loader.collate_fn)
+        dataset = Seeded(dataset, seed, loader.collate_fn, tells=shard.size > 1 and shard.rank == 0)
     return Resharded(reading(loader, dataset, ours, generator), ours, source, order, of_run)

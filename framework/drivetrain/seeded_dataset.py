@@ -6,14 +6,18 @@ them, made when an epoch begins, from which every epoch, and a run that goes on,
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import StackDataset, Subset
 
-from drivetrain.own_generators import held_within, mark_of, seed_anew
-from drivetrain.private_random import mix
+from drivetrain.own_generators import held_within, mark_of, seed_anew, state_of
+from drivetrain.private_random import mix, states
 
 _OWN = "_Seeded__"  # how Python calls its attributes
 
@@ -26,15 +30,17 @@ class Seeded:
     Args:
         seed: of the run; generators of the data set's own also draw by what they were seeded with.
         collate: what makes batches of its samples.
+        tells: whether to warn where a data set draws that makes a batch at once, and so draws for the part of one that
+            a rank has.
     """
 
-    def __init__(self, dataset: Any, seed: int, collate: Any = None) -> None:
-        self.__dataset, self.__run_seed, self.__collate = dataset, seed, collate
+    def __init__(self, dataset: Any, seed: int, collate: Any = None, tells: bool = False) -> None:
+        self.__dataset, self.__run_seed, self.__collate, self.__tells = dataset, seed, collate, tells
         self.__marks = [mark_of(generator) for generator in self.__held()]
         self.__generators: list[Any] | None = None  # as this process has them
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__getitems__" and hasattr(self.__dataset, name):
+        if name == "__getitems__" and _makes_batches(self.__dataset):
             return self.__many
         if name.startswith(_OWN) or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
@@ -64,16 +70,48 @@ class Seeded:
 
     def __getitem__(self, key: tuple[int, Any] | list[tuple[int, Any]]) -> Any:
         if isinstance(key, list):  # of a loader that asks for a whole batch at once
-            self.__seeded(key[0])
-            return self.__dataset[[index for _, index in key]]
+            return self.__at_once(self.__dataset.__getitem__, key)
         return self.__dataset[self.__seeded(key)]
 
     def __many(self, keys: list[tuple[int, Any]]) -> Any:
+        return self.__at_once(self.__dataset.__getitems__, keys)
+
+    def __at_once(self, make: Callable[[list[Any]], Any], keys: list[tuple[int, Any]]) -> Any:
+        """What ``make`` gives for these samples, with the draws of the first of them."""
         self.__seeded(keys[0])
-        return self.__dataset.__getitems__([index for _, index in keys])
+        if not self.__tells:
+            return make([index for _, index in keys])
+        self.__tells, before = False, self.__states()
+        made = make([index for _, index in keys])
+        info = torch.utils.data.get_worker_info()
+        if self.__states() != before and (info is None or info.id == 0):
+            warnings.warn(
+                f"{type(self.__dataset).__name__} draws random numbers and makes the samples of a batch at once, of"
+                " which each worker has a part: they are not those of one process; draw in __getitem__, sample by"
+                " sample, for the same.",
+                stacklevel=2,
+            )
+        return made
+
+    def __states(self) -> bytes:
+        torchs, pythons, numpys = states()
+        own = [state_of(generator) for generator in self.__generators or []]
+        plain = [one.numpy() if isinstance(one, torch.Tensor) else one for one in (torchs, *own)]
+        return pickle.dumps((plain, pythons, numpys))
 
     def __len__(self) -> int:
         return len(self.__dataset)
+
+
+def _makes_batches(dataset: Any) -> bool:
+    """Whether it gives a list of samples otherwise than one by one, as torch's subset does of a data set that gives
+    single ones."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(map(_makes_batches, parts.values() if isinstance(parts, dict) else parts))
+    return hasattr(dataset, "__getitems__")
 
 
 def reseed(dataset: Any, seed: int) -> None:

@@ -237,10 +237,10 @@ READ = (
         "names",
         "dicts",
     ),
-    *("two", "two, least", "parts", "names in processes"),
+    *("two", "two, least", "parts", "part in processes", "names in processes"),
 )
 # What each rank draws for itself, or has unlike parts of: held to the undisturbed run of the same place.
-APART = frozenset({"own", "own, closed over", "own, collated", "two", "two, least"})
+APART = frozenset({"own", "own, closed over", "own, collated", "two", "two, least", "at once in processes"})
 EVALUATED = (None, "plain", "plain", "two", "shuffled", "stream", "own", "in processes", "dict of two", "list", "empty")
 
 
@@ -290,6 +290,9 @@ class DrawnData(Drawn):
             "own in processes": lambda: shuffled(Augmented(samples, rng), **processes),
             "augmented in processes": lambda: shuffled(Augmented(samples), **processes),
             "at once in processes": lambda: shuffled(AtOnce(samples), **processes),
+            "part in processes": lambda: shuffled(
+                Subset(Augmented(samples, rng), range(samples // 2 + 1)), **processes
+            ),
             "buckets": lambda: batched("global"),
             "own buckets": lambda: batched("own"),
             "buckets by epoch": lambda: batched("epoch"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
+    Subset,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -107,6 +110,32 @@ def _augmented() -> None:
         assert max(difference(reference, other).values()) < 1e-10
     epochs = [[loss for step, loss in reference.curve if (step - 1) // 3 == epoch] for epoch in (0, 1)]
     assert epochs[0] != epochs[1]
+
+
+class AugmentedAtOnce(Augmented):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def test_augmentation_of_a_part_of_a_data_set_is_that_of_its_samples(run_alone: Any) -> None:
+    """Torch's subset is asked for a batch at once; where its data set makes one by itself, that is told."""
+    said = run_alone(_augmented_part, timeout=60)
+    assert said.count("makes the samples of a batch at once, of which each worker has a part") == 1
+
+
+def _augmented_part() -> str:
+    def run(data: Any, *place: Any) -> Any:
+        return train(Classifier, *place, data=DataLoader(data, batch_size=8, shuffle=True, num_workers=1), max_epochs=1)
+
+    part = Subset(Subset(Augmented(), range(24)), range(20))
+    assert max(difference(run(part, "single", 1), run(part, "ddp", 2)).values()) < 1e-10
+    with tempfile.NamedTemporaryFile("a+") as heard, warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *rest: print(message, file=heard, flush=True)  # also in what is forked
+        run(AugmentedAtOnce(), "ddp", 2)
+        run(AugmentedAtOnce(), "single", 1)
+        heard.seek(0)
+        return heard.read()
 
 
 class Scaled(Dataset[Any]):
