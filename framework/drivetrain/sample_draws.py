@@ -8,7 +8,7 @@ that was trained on, on each rank its own. Of a data set that processes of the l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -47,11 +47,11 @@ class SampleDraws:
         """Their states when ``batches`` of the epoch had been read."""
         return self.now() if batches == self._read else self._states.get(batches) or self.now()
 
-    def go_on_from(self, states: list[Any] | None, seeded: bool = True) -> None:
+    def go_on_from(self, states: list[Any] | None, by_process: Sequence[Any] = ()) -> None:
         """What is read next draws from these; None: they are of ranks that shared out the data otherwise.
 
         Args:
-            seeded: whether draws in a loader's processes are those of the sample.
+            by_process: loaders whose processes, where they have some, draw as they come, and not by sample.
         """
         self._resumed = states or []
         if states is None and self._found():
@@ -59,10 +59,10 @@ class SampleDraws:
                 "the checkpoint is of another number of workers: the random generators that a data set has of its own"
                 " begin anew, so its samples are others."
             )
-        if not seeded and any(_stays(loader) for loader in self._loaders()):
+        if any(isinstance(loader, DataLoader) and loader.persistent_workers for loader in by_process):
             rank_zero_warn(
-                "a data set that draws from random generators of its own is read by processes that stay"
-                " (persistent_workers=True): theirs begin anew in a run that goes on, so its samples are others; use"
+                "training data is read by processes that stay (persistent_workers=True), whose random generators begin"
+                " anew in a run that goes on: where it draws there, its samples are others; use"
                 " persistent_workers=False for the same."
             )
 
@@ -95,15 +95,6 @@ class SampleDraws:
             if found:  # before the next one is read
                 self._states[number] = _states(found)
                 self._states.pop(number - self.kept, None)
-
-
-def _stays(loader: Any) -> bool:
-    """Whether processes of ``loader`` draw on from epoch to epoch, which nobody sees from here."""
-    return isinstance(loader, DataLoader) and loader.persistent_workers and bool(_within(loader))
-
-
-def _within(loader: DataLoader[Any]) -> list[Any]:
-    return [*held_within(loader.dataset), *held_within(loader.collate_fn)]
 
 
 def _drawing(loader: Any) -> list[Any]:

@@ -365,7 +365,8 @@ class BatchSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.go_on_with(state.get("generators", []))
-        self.samples.go_on_from(state.get("samples", []), seeded=self._sampler is not None)
+        by_process = [one.loader for one in (self, *self.at_once) if state and one._sampler is None]
+        self.samples.go_on_from(state.get("samples", []), by_process)
         if not self.own_stream:  # those that the first of other ranks had; what each reads as its own begins anew
             self.go_on_with(state.get("generators_of_one", []))
         self._draws.load_state_dict(state, [one._draws for one in self.at_once])

@@ -29,7 +29,7 @@ from torch.utils.data import default_collate as plain_collate
 import drivetrain.lightning as facade
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.errors import Interrupted
-from tests.resume.runs import Everything
+from tests.resume.runs import Everything, NoisyStream
 from tests.resume.test_own_generators import MOMENTS, Project, earliest
 from tests.runs import QUIET, dataset, difference, train
 
@@ -217,18 +217,21 @@ def test_other_generators_begin_anew_and_it_is_told(tmp_path: Path) -> None:
         train(**options("single", "numpy"), resume=earliest(tmp_path))
 
 
-def test_processes_that_stay_with_their_generators_are_told_of(tmp_path: Path, run_alone: Any) -> None:
-    run_alone(in_staying_processes, tmp_path, timeout=60)
+@pytest.mark.parametrize("kind", [partial(TransformedStream, Noise(own())), NoisyStream])
+def test_processes_that_stay_with_their_generators_are_told_of(kind: Any, tmp_path: Path, run_alone: Any) -> None:
+    run_alone(in_staying_processes, kind, tmp_path, timeout=60)
 
 
-def in_staying_processes(tmp_path: Path) -> None:
+def in_staying_processes(kind: Any, tmp_path: Path) -> None:
     def run(**more: Any) -> None:
-        stream = read(TransformedStream(Noise(own())), num_workers=1, persistent_workers=more.pop("stay"))
+        stream = read(kind(), num_workers=1, persistent_workers=more.pop("stay"))
         train(data=stream, max_epochs=2, **more)
 
     saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **MOMENTS["within an epoch"])
-    run(stay=True, callbacks=[saving], enable_checkpointing=True)
-    with pytest.warns(UserWarning, match="by processes that stay .*: theirs begin anew"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*processes that stay")
+        run(stay=True, callbacks=[saving], enable_checkpointing=True)
+    with pytest.warns(UserWarning, match="by processes that stay .*, whose random generators begin anew"):
         run(stay=True, resume=earliest(tmp_path))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*processes that stay")
