@@ -295,7 +295,8 @@ def faults_of(drawn: Drawn, strike: Strike, ending: Ending, run: Path, soon: flo
     known = record.left_in(run) if run.exists() else {}
     first = next((line for line in ending.output.splitlines() if line.startswith("error: ")), "")
     if deed == "kill launcher":
-        if ending.code != -signal.SIGKILL:
+        over = strike.moment == "outside" and ending.code == 0  # it had just ended
+        if ending.code != -signal.SIGKILL and not over:
             found.append(f"exit code {ending.code}")
     elif ending.code < 0 and strike.moment == "outside" and not known and deed in STOPS:
         pass  # before the command had come to itself
