@@ -107,6 +107,8 @@ class Support:
             and all can put it back without a word to each other.
         rounds: whether an epoch is one global step, a round of many local ones.
         divides: whether the module itself is divided among the ranks, so that no rank can run its forward alone.
+        explains: patterns of errors that a project's own code meets because of how the strategy holds its module, each
+            with what is so and the way out, in words.
     """
 
     fidelity: str = "exact"
@@ -129,6 +131,7 @@ class Support:
     replicated: bool = False
     rounds: bool = False
     divides: bool = False
+    explains: Mapping[str, str] = field(default_factory=dict)
 
     def compresses(self, name: str) -> bool:
         """Whether gradients can go through the compressor ``name``; without one they always can."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from drivetrain.declaration import refuse
 from drivetrain.errors import (
     ConfigurationError,
     ConflictError,
+    DrivetrainError,
     EndStage,
     Interrupted,
     TrainingError,
@@ -65,6 +67,7 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
         except BaseException as error:
             if trainer.hooks is not None and trainer.hooks.current:
                 note_place(error, f"in {trainer.hooks.current}, step {trainer.global_step}")
+                _explain(trainer, error)
             try:
                 _fail(trainer, request, error)
             except Exception as other:  # of a hook that was told; the first cause stays the first
@@ -109,6 +112,15 @@ def _group_of_one(trainer: Trainer, job: Job) -> Iterator[None]:
     finally:
         if made:
             destroy_process_group()
+
+
+def _explain(trainer: Trainer, error: BaseException) -> None:
+    """Add to an error of a project's own code, behind its place, what the strategy knows of its kind."""
+    if isinstance(error, Exception) and not isinstance(error, DrivetrainError):
+        known = trainer.strategy.support.explains.items()
+        for words in [words for pattern, words in known if re.search(pattern, str(error))][:1]:
+            place, *others = error.__notes__
+            error.__notes__ = [f"{place}: {words.format(strategy=trainer.strategy_name)}", *others]
 
 
 def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
-from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.errors import ConfigurationError, TrainingError, nearest
 from drivetrain.launch import Job
 from drivetrain.named_optimizer import parameter_names
 from drivetrain.strategy import Shard, Strategy
@@ -108,6 +108,23 @@ def let_go(parts: Iterable[FSDPModule]) -> None:
     for the new weights in the next."""
     for part in parts:
         part.reshard()
+
+
+def refuse_late_gradients(module: nn.Module, parts: Iterable[FSDPModule], optimizer: Optimizer, way: str) -> None:
+    """Refuse a gradient that ``optimizer`` would step without, and have in its next step: it came to whole weights when
+    the ranks had brought theirs together, as where a loss has a gradient of a gradient in it."""
+    stepped = {id(parameter) for parameter in parameters_of(optimizer)}
+    for part in parts:
+        state: Any = part._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the one of earlier versions
+        for one in [one for group in groups if group is not None for one in group.fsdp_params]:
+            whole = getattr(one, "_unsharded_param", None)  # made when it is gathered for the first time
+            if whole is not None and whole.grad is not None and id(one.sharded_param) in stepped:
+                name = parameter_names(module).get(id(one.sharded_param), "a parameter")
+                raise TrainingError(
+                    f"a gradient of {name} came when {way} had brought together those of its block: a loss"
+                    " with a gradient of a gradient in it (create_graph=True) needs strategy=ddp."
+                )
 
 
 def _shard(
@@ -293,6 +310,7 @@ class FullySharded(Strategy):
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         let_go(self._cut)
+        refuse_late_gradients(self.module, self._cut, optimizer, f"strategy={self.name}")
 
         def step() -> bool:
             with dtensors.stepping(optimizer):

@@ -30,7 +30,7 @@ from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.first_step import FirstStep
-from drivetrain_plugins.strategies.fsdp import let_go, reduced, shard
+from drivetrain_plugins.strategies.fsdp import let_go, reduced, refuse_late_gradients, shard
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.plain_parameters import refuse_hooks, refuse_hooks_on_parts, refuse_uncuttable
@@ -146,6 +146,7 @@ class Mesh(Strategy):
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         let_go(self._cut)
+        refuse_late_gradients(self.module, self._cut, optimizer, f"strategy={self.name}")
 
         def step() -> bool:
             with dtensors.stepping(optimizer), _uniform_groups(optimizer):

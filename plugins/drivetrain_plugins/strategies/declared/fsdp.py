@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
+from drivetrain_plugins.strategies.declared.explained import GATHERED
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ FSDP = Declaration(
         precisions=ALL_PRECISIONS - {"16-mixed"},
         closures=False,
         divides=True,
+        explains=GATHERED,
     ),
     check=_check,
 )

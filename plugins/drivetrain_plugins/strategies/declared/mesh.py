@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, NoOptions, Plan, Support, Variant
+from drivetrain_plugins.strategies.declared.explained import GATHERED
 from drivetrain_plugins.strategies.declared.fsdp import FSDP, FullyShardedOptions
 from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
 
@@ -111,6 +112,7 @@ _SUPPORT = Support(
     closures=False,
     min_world_size=2,
     divides=True,
+    explains=GATHERED,
 )
 
 

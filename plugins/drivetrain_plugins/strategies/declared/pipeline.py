@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
+from drivetrain_plugins.strategies.declared.explained import ELSEWHERE
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
@@ -80,6 +81,7 @@ PIPELINE = Declaration(
     implementation="drivetrain_plugins.strategies.pipeline:Pipeline",
     options=PipelineOptions,
     support=Support(
+        explains=ELSEWHERE,
         precisions=ALL_PRECISIONS - {"16-mixed"},
         manual_optimization=False,
         several_optimizers=False,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from drivetrain.declaration import Conflict, Declaration, Plan, Support
+from drivetrain_plugins.strategies.declared.explained import EMPTY
 
 STAGES = (0, 1, 2, 3)
 
@@ -62,6 +63,7 @@ ZERO = Declaration(
         closures=False,
         compile=False,
         divides=True,
+        explains=EMPTY,
     ),
     check=_check,
 )

@@ -1,0 +1,120 @@
+"""Errors of torch's that a module meets because of how a strategy holds it: what is so and the way out stand beside."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from drivetrain.errors import WorkerError
+from drivetrain_plugins.strategies.declared.explained import EMPTY
+from tests.runs import Classifier, Gan, difference, seeded, train
+
+
+class Averages(Classifier):
+    """Keeps an average of its weights by hand."""
+
+    def on_fit_start(self) -> None:
+        self.average = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.named_parameters()}
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                self.average[name].lerp_(parameter, 0.1)
+
+
+class Penalised(Classifier):
+    """A penalty on the slope of the scores."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        if layers == 1:
+            self.net = seeded(lambda: nn.Linear(6, 4))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = batch[0].clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=True)
+        return nn.functional.cross_entropy(self.net(x), batch[1]) + slope.square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+class Once(Penalised):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = batch[0].clone().requires_grad_(True)
+        scores = self.net(x)
+        (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+        return nn.functional.cross_entropy(scores, batch[1]) + slope.square().mean()
+
+
+class Critic(Gan):
+    """The same, stepped by hand."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        _, second = self.optimizers()
+        x = batch[0].clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(x).sum(), x, create_graph=True)
+        self.manual_backward(nn.functional.softplus(self.critic(x)).mean() + slope.square().mean())
+        second.step()
+        second.zero_grad()
+
+
+class Bare(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise RuntimeError("a DTensor of my own")
+
+
+LAYERS = {"name": "fsdp", "wrap": "Linear"}
+ZERO = {"name": "zero", "stage": 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "strategy", "said"),
+    [
+        (
+            Averages,
+            "fsdp",
+            r"DTensor.* \(in on_train_batch_end, step 1: strategy=fsdp holds parameters as shards.*ddp\)",
+        ),
+        (Penalised, LAYERS, r"\(in .*: strategy=fsdp frees whole weights .*: use strategy=ddp\)"),
+        (lambda: Penalised(1), LAYERS, r"a gradient of net.weight came when strategy=fsdp had .* needs strategy=ddp"),
+        (Critic, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
+        (Penalised, ZERO, r"\(in .*: strategy=zero with stage=3 leaves parameters empty between passes"),
+        (Once, "pipeline", r"\(in .*: the step of strategy=pipeline has what comes out of the network"),
+    ],
+)
+def test_what_a_strategy_does_not_take_says_why(make: Any, strategy: Any, said: str) -> None:
+    precision = "32-true" if strategy is ZERO else "64-true"
+    with pytest.raises(WorkerError) as caught:
+        train(make, strategy, 2, max_epochs=1, precision=precision)
+    assert re.search(said, str(caught.value).splitlines()[0])
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", {"name": "parameter_server", "embedded": True}])
+def test_penalties_on_slopes_where_they_can_be(strategy: Any) -> None:
+    for make in (Penalised, Once):
+        assert max(difference(train(make), train(make, strategy, 2)).values()) < 1e-10
+    if strategy == "ddp":
+        assert max(difference(train(Critic), train(Critic, strategy, 2)).values()) < 1e-10
+
+
+def test_others_errors_stay_as_they_are() -> None:
+    with pytest.raises(WorkerError) as caught:
+        train(Bare, "ddp", 2, max_epochs=1)
+    assert (
+        str(caught.value)
+        .splitlines()[0]
+        .endswith("a DTensor of my own (in Bare.training_step, batch 0 of epoch 0, step 1)")
+    )
+
+
+def test_an_empty_parameter_is_known_by_torchs_words() -> None:
+    (pattern,) = EMPTY
+    for bad in (lambda: torch.zeros(3).add_(torch.empty(0)), lambda: torch.mm(torch.ones(2, 2), torch.empty(0))):
+        with pytest.raises(RuntimeError) as caught:
+            bad()
+        assert re.search(pattern, str(caught.value))
