@@ -7,10 +7,12 @@ end of something checkpoint callbacks come after the module, under Lightning's m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
+
+from drivetrain.dependent_options import Dependent
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
@@ -28,6 +30,7 @@ class Callback:
         reads_predictions: whether it reads ``trainer.predict_loop.predictions``, which are kept for it then.
         needs: what it asks of the strategy: names of flags of :class:`~drivetrain.declaration.Support`. Where one is
             false, training is refused before it starts.
+        dependents: arguments that have an effect in some runs only; a command tells who sets one in vain.
         saved_on_exception: path of the checkpoint that it saves when an exception ends training. A fit that is not told
             where to go on from begins there, or with the newest called ``last``, under Lightning's meanings.
         rebuilds: whether its ``setup``, where it has one, may give the module other layers. A checkpoint is then
@@ -43,6 +46,7 @@ class Callback:
     rank_zero_only = False
     reads_predictions = False
     needs: tuple[str, ...] = ()
+    dependents: ClassVar[tuple[Dependent, ...]] = ()
     saved_on_exception: str | None = None
     rebuilds = True
     _logs_to: TrainModule | None = None  # the module of the stage at hand

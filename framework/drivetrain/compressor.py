@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from drivetrain import registry
 from drivetrain.cli.schema import checked
 from drivetrain.declaration import Conflict, NoOptions, Plan
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError
 from drivetrain.late_import import drawing_nothing
 
@@ -38,6 +39,7 @@ class CompressorDeclaration:
         fidelity: what is kept of the gradients, in words.
         exact_with: options under which nothing is lost (``{}``: the defaults); None: something always is.
         check: conflicts found from a :class:`~drivetrain.declaration.Plan` without torch.
+        dependents: options that have an effect in some runs only, of which is told who sets them in vain.
     """
 
     name: str
@@ -48,6 +50,7 @@ class CompressorDeclaration:
     fidelity: str = "exact"
     exact_with: Mapping[str, Any] | None = None
     check: Callable[[Plan], list[Conflict]] = lambda plan: []
+    dependents: tuple[Dependent, ...] = ()
 
     def preload(self) -> type[Compressor] | None:
         """Import the implementation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,11 +11,14 @@ from typing import Any, ClassVar
 
 from lightning_utilities.core.overrides import is_overridden
 
+from drivetrain import registry
 from drivetrain.arguments import check_arguments, counted, in_seconds, known_arguments
 from drivetrain.callback import Callback, state_name
 from drivetrain.compilation import check_compile
-from drivetrain.compressor import compression_of
+from drivetrain.compressor import NONE, compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
+from drivetrain.dependent_arguments import DEPENDENTS
+from drivetrain.dependent_options import Part, in_vain, of_options
 from drivetrain.errors import ConfigurationError, ConflictError
 from drivetrain.launch import Job
 from drivetrain.local_path import local_path
@@ -24,6 +28,8 @@ from drivetrain.parts import callbacks_of, loggers_of, precision_of, profiler_of
 from drivetrain.placement import place
 from drivetrain.precision import Precision
 from drivetrain.strategy import Strategy
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class Configuration:
@@ -137,6 +143,7 @@ class Configuration:
         """
         batch, nonfinite = batch or self.meanings.batch, nonfinite or self.meanings.nonfinite
         given = dict(locals())
+        self.arguments = {name: value for name, value in given.items() if isinstance(value, _PLAIN)}
         check_arguments(given)
         check_compile(compile)
         if barebones:
@@ -254,6 +261,21 @@ class Configuration:
             stages=stages,
             compression=self.compression_name,
             compression_options=self.compression_options,
+            arguments=self.arguments,
+        )
+
+    def in_vain(self, plan: Plan) -> list[str]:
+        """A sentence for each argument that was given and has no effect in a run of ``plan``."""
+        parameters = inspect.signature(Configuration.__init__).parameters
+        defaults = {name: one.default for name, one in parameters.items()} | {"compression": NONE}
+        compressor = registry.load("compressors", self.compression_name)
+        return in_vain(
+            plan,
+            [
+                of_options("strategy", self.strategy_options, self.declaration.dependents),
+                of_options("compression", self.compression_options, compressor.dependents),
+                Part(DEPENDENTS, {**self.arguments, "compression": self.compression_name}, defaults),
+            ],
         )
 
     def take_callback(self, callback: Callback) -> Callback:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain import registry
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError
 from drivetrain.late_import import drawing_nothing
 
@@ -45,6 +46,8 @@ class Plan:
         stages: which of ``"fit"``, ``"validate"``, ``"test"``, ``"predict"`` will run.
         compression: registered name of what makes the gradients smaller.
         compression_options: its options dataclass, filled in; ``None`` for the defaults.
+        arguments: the Trainer's arguments by name, and a command's own, as they were given; what is not here is not
+            known.
     """
 
     strategy: str
@@ -67,6 +70,7 @@ class Plan:
     stages: tuple[str, ...] = ("fit",)
     compression: str = "none"
     compression_options: Any = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,7 @@ class Declaration:
             the value of an option that has tests of its own, so that tests over all strategies may let that one stand
             for both; ``None``: none does.
         variants: by a word of their own, what options choose in place of ``implementation``.
+        dependents: options that have an effect in some runs only, of which is told who sets them in vain.
     """
 
     name: str
@@ -188,6 +193,7 @@ class Declaration:
     check: Callable[[Plan], list[Conflict]] = no_conflicts
     preset_of: str | None = None
     variants: Mapping[str, Variant] = field(default_factory=dict)
+    dependents: tuple[Dependent, ...] = ()
 
     def implementation_for(self, options: Any) -> str:
         """``"module:Class"`` of what runs under ``options``."""

@@ -136,5 +136,9 @@ class PossibleUserWarning(UserWarning):
     """Something looks like an oversight, and may be meant."""
 
 
+class IdleOptionWarning(PossibleUserWarning):
+    """An option was set that has no effect in this run."""
+
+
 class EndStage(Exception):
     """Raised by a callback, on every rank at the same moment: the stage is over, in order, with what it has so far."""

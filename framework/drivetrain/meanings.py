@@ -67,6 +67,7 @@ class Meanings:
         results: who shows the table of what an evaluation found: ``"bar"`` (the progress bar, if there is one) or
             ``"trainer"``.
         shows_version: whether the progress bar shows the loggers' version.
+        tells_in_vain: whether is told of arguments that were given and have no effect in the run at hand.
         opens_loggers: whether each stage begins with the loggers' experiments, whatever is written to them.
         lone_group: whether a distributed strategy has its process group with one worker, too.
         default_hp_metric: whether the default logger writes ``hp_metric`` (-1) beside hyper-parameters.
@@ -109,6 +110,7 @@ class Meanings:
     default_hp_metric: bool = False
     results: str = "bar"
     shows_version: bool = False
+    tells_in_vain: bool = True
 
 
 OWN = Meanings()
@@ -150,4 +152,5 @@ LIGHTNING = Meanings(
     default_hp_metric=True,
     results="trainer",
     shows_version=True,
+    tells_in_vain=False,
 )

@@ -12,6 +12,7 @@ from lightning_utilities.core.overrides import is_overridden
 from drivetrain import resumption, stage_data
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
+from drivetrain.dependent_options import tell
 from drivetrain.errors import ConfigurationError, ConflictError, RemovedHookError, WrongKindError
 from drivetrain.folders import refuse_unwritable
 from drivetrain.module import TrainModule
@@ -94,6 +95,8 @@ def check(trainer: Trainer, request: Request) -> None:
         )
     plan = trainer.plan(stages=(stage,), automatic=module.automatic_optimization)
     refuse(plan, trainer.declaration)
+    if trainer.meanings.tells_in_vain and (trainer.job is None or trainer.job.rank == 0):
+        tell(trainer.in_vain(plan))
     if stage == "fit":
         trainer.callbacks[:] = [trainer.take_callback(callback) for callback in trainer.callbacks]
         check_needs(trainer)

@@ -23,6 +23,7 @@ from drivetrain.comm import phase
 from drivetrain.compilation import compiled
 from drivetrain.data_hooks import DataHooks
 from drivetrain.declaration import refuse
+from drivetrain.dependent_options import tell
 from drivetrain.errors import (
     ConfigurationError,
     ConflictError,
@@ -247,7 +248,11 @@ def _checkpoint(trainer: Trainer, request: Request, looks: bool) -> Loaded | Non
 
 def _synchronise_batchnorm(trainer: Trainer, module: TrainModule) -> None:
     """BatchNorm over the batch of all replicas; nothing to do for one, nor for a module that has none."""
-    if trainer.strategy.data.size == 1 or not any(isinstance(one, _BatchNorm) for one in module.modules()):
+    if trainer.strategy.data.size == 1:
+        return
+    if not any(isinstance(one, _BatchNorm) for one in module.modules()):
+        if trainer.meanings.tells_in_vain and trainer.is_global_zero:
+            tell([f"sync_batchnorm=True has no effect: {type(module).__name__} has no BatchNorm: leave it out."])
         return
     if trainer.accelerator_name != "cuda":
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from drivetrain import record
 from drivetrain.cli.hints import in_plain_lines
 from drivetrain.cli.joined import logged
 from drivetrain.cli.request import Request
+from drivetrain.dependent_options import tell
 from drivetrain.errors import DrivetrainError, Interrupted, WorkerError
 from drivetrain.folders import held
 from drivetrain.launch.failure import in_a_line
@@ -69,6 +70,15 @@ def _tell_of_earlier_run(request: Request, folder: Path) -> None:
             )
 
 
+def _tell_of_idle_options(request: Request, told: set[str]) -> list[str]:
+    """Before there are workers, and not again in a sweep; gives what was told."""
+    from drivetrain.cli.worker import in_vain
+
+    with in_plain_lines(told) as hints:
+        tell([*request.in_vain, *in_vain(request.config, request.plan)])
+    return hints
+
+
 def _execute(
     request: Request, folder: Path, blank: dict[str, Any], joined: Job | None, first: bool, told: set[str]
 ) -> dict[str, Any]:
@@ -78,6 +88,8 @@ def _execute(
     }
     began = time.perf_counter()
     try:
+        if first:
+            told.update(_tell_of_idle_options(request, told))
         summary = _join(joined, request, payload) if joined else _launch(request, payload)
     except (Interrupted, KeyboardInterrupt) as error:
         # Python's own comes while this process imports and looks at the module, before it waits for workers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from drivetrain.cli import objective
 from drivetrain.cli.accelerators import gpu_count
 from drivetrain.cli.options import TASKS, JobOptions, LauncherOptions, TrainerOptions
 from drivetrain.cli.schema import checked, written
-from drivetrain.compressor import compression_of
+from drivetrain.compressor import NONE, compression_of
 from drivetrain.declaration import Declaration, Plan, refuse
+from drivetrain.dependent_arguments import DEPENDENTS
+from drivetrain.dependent_options import Part, in_vain, of_options
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.folders import make_importable, refuse_unwritable
 from drivetrain.launch.job import Job
@@ -37,6 +39,7 @@ class Request:
         workers: processes on this node.
         config: the whole config as plain containers, interpolations resolved.
         resume_from: the checkpoint that ``job.resume`` means, once it was found whole.
+        in_vain: a sentence for each option that was set and has no effect in this run.
     """
 
     job: JobOptions
@@ -46,6 +49,7 @@ class Request:
     workers: int
     config: dict[str, Any]
     resume_from: str | None = None
+    in_vain: tuple[str, ...] = ()
 
 
 def check(config: DictConfig, joined: Job | None = None) -> Request:
@@ -100,14 +104,39 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
         stages=TASKS[job.task],
         compression=compressor.name,
         compression_options=compression,
+        arguments=_arguments(trainer, launcher, job, compressor.name),
     )
     refuse(plan, declaration)
+    idle = in_vain(
+        plan,
+        [
+            of_options("strategy", options, declaration.dependents),
+            of_options("compression", compression, compressor.dependents),
+            Part(DEPENDENTS, plan.arguments, _arguments(*_DEFAULTS)),
+        ],
+        NAMES,
+    )
     # The worker reads options with the schema's types and defaults, not what was typed.
     values |= {"trainer": asdict(trainer), "launcher": asdict(launcher), **asdict(job)}
     values |= {"accelerator": plan.accelerator, "backend": plan.backend}
     values["strategy"] = {"name": declaration.name, **asdict(options)}
     values["compression"] = {"name": compressor.name, **asdict(compression)}
-    return Request(job, launcher, trainer, plan, workers, values)
+    return Request(job, launcher, trainer, plan, workers, values, in_vain=tuple(idle))
+
+
+_DEFAULTS = (TrainerOptions(), LauncherOptions(), JobOptions())
+NAMES = {
+    item.name: f"{where}.{item.name}"
+    for where, options in (("trainer", TrainerOptions), ("launcher", LauncherOptions))
+    for item in fields(options)
+}
+
+
+def _arguments(
+    trainer: TrainerOptions, launcher: LauncherOptions, job: JobOptions, compression: str = NONE
+) -> dict[str, Any]:
+    """What a plan's ``arguments`` are of a command line."""
+    return {**asdict(trainer), **asdict(launcher), **asdict(job), "compression": compression}
 
 
 def check_writable(folder: Path) -> None:

@@ -12,19 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain import record, registry
+from drivetrain import dependent_options, record, registry
 from drivetrain.cli.hints import in_plain_lines
 from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.cli.resume import CHECKPOINTS
 from drivetrain.cli.schema import check_numbers
-from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.dependent_options import Part
+from drivetrain.errors import ConfigurationError, IdleOptionWarning, Interrupted
 from drivetrain.folders import make_importable
 from drivetrain.launch.job import Job
 from drivetrain.named_part import accepts, called, named
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
+    from drivetrain.declaration import Plan
     from drivetrain.logger import Logger
     from drivetrain.trainer import Trainer
 
@@ -47,6 +49,8 @@ def worker(job: Job, payload: dict[str, Any]) -> dict[str, Any]:
         ``"hints"``, what this rank told of.
     """
     with in_plain_lines(payload.get("told", ())) as hints:
+        # Of options without effect the command told already, in its own words.
+        warnings.simplefilter("ignore", IdleOptionWarning)
         return {**_worker(job, payload), "hints": hints}
 
 
@@ -327,6 +331,19 @@ def part(arguments: Mapping[str, Any], key: str, group: str, **usual: Any) -> An
         return build(arguments, f"{group}.{key}")
     rest = dict(arguments)
     return named(group, str(rest.pop("name", key)), rest, usual)
+
+
+def in_vain(config: Mapping[str, Any], plan: Plan) -> list[str]:
+    """A sentence for each argument of a registered callback that was set and has no effect in this run."""
+    given = [(f"callbacks.{key}", key, one) for key, one in (config.get("callbacks") or {}).items()]
+    given.append(("checkpoint", "checkpoint", config.get("checkpoint")))
+    parts = []
+    for where, key, arguments in given:
+        if arguments and "_target_" not in arguments:
+            kind = registry.load("callbacks", str(arguments.get("name", key)))
+            defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
+            parts.append(Part(kind.dependents, {**defaults, **arguments}, defaults, where))
+    return dependent_options.in_vain(plan, parts)
 
 
 def preload(config: Mapping[str, Any]) -> None:

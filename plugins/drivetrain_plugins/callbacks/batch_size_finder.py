@@ -14,6 +14,7 @@ import torch
 from drivetrain import stage_data
 from drivetrain.callback import Callback
 from drivetrain.checkpoint import rng
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError, EndStage, nearest
 from drivetrain.sharding import BatchSource
 from drivetrain_plugins.tuner import attributes
@@ -53,6 +54,8 @@ class BatchSizeFinder(Callback):
         ConfigurationError: loaders passed by hand, several evaluation loaders, no such attribute, a strategy that
             shares out the module.
     """
+
+    dependents = (Dependent("margin", {".mode": "binsearch"}),)
 
     def __init__(
         self,

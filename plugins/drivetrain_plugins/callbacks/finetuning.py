@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from drivetrain.callback import Callback, saved_state
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -208,6 +209,8 @@ class BackboneFinetuning(BaseFinetuning):
         verbose: report both rates.
         rounding: digits of the report.
     """
+
+    dependents = (Dependent("backbone_initial_ratio_lr", {".backbone_initial_lr": None}),)
 
     def __init__(
         self,

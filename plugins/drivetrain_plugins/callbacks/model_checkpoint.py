@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drivetrain.checkpoint.shared import refuse_unshared
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain_plugins.callbacks.checkpoint_name import EXTENSION, format_name
 from drivetrain_plugins.callbacks.checkpoint_options import CheckpointOptions
@@ -56,6 +57,8 @@ class ModelCheckpoint(CheckpointOptions):
         ConfigurationError: arguments that exclude each other; in ``setup``, a folder that cannot be written.
         TrainingError: the monitor was not logged by the end of the epoch.
     """
+
+    dependents = (Dependent("mode", {".monitor": "val/loss"}, lambda plan, own: own["monitor"] is not None),)
 
     def _fresh(self) -> None:
         interval = self._train_time_interval

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from drivetrain.callback import Callback
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class ModelPruning(Callback):
 
     PARAMETER_NAMES = ("weight", "bias")
     needs = ("editable",)
+
+    dependents = (Dependent("resample_parameters", {".use_lottery_ticket_hypothesis": True}),)
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.arguments import in_seconds
 from drivetrain.callback import Callback
+from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Timer(Callback):
     Raises:
         ConfigurationError: a duration or an interval that cannot be read.
     """
+
+    dependents = (Dependent("interval", {".duration": "00:01:00:00"}, lambda plan, own: own["duration"] is not None),)
 
     def __init__(
         self, duration: str | timedelta | dict[str, int] | None = None, interval: str = "step", verbose: bool = True

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from drivetrain.cli.schema import option
 from drivetrain.compressor import CompressorDeclaration
+from drivetrain.declaration import Plan
+from drivetrain.dependent_options import Dependent
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,10 @@ class PowerSGDOptions:
     error_feedback: bool = True
 
 
+def _leaves_out(plan: Plan, own: Mapping[str, Any]) -> bool:
+    return bool(own["ratio"] < 1)
+
+
 _CASTING = "drivetrain_plugins.compression.casting"
 _SMALL = "largest difference per step half a unit in the last place of the format, made up for in later steps"
 
@@ -101,6 +109,7 @@ TOPK = CompressorDeclaration(
     transport="all_gather",
     fidelity="the sum of all gradients, each entry late",
     exact_with={"ratio": 1.0},
+    dependents=tuple(Dependent(option, {".ratio": 0.01}, _leaves_out) for option in ("warmup_steps", "error_feedback")),
 )
 POWERSGD = CompressorDeclaration(
     name="powersgd",

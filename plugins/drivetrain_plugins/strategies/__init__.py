@@ -7,6 +7,7 @@ from functools import partial
 
 from drivetrain import registry
 from drivetrain.declaration import ANY_COMPRESSOR, Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import among_workers
 from drivetrain.errors import nearest
 
 
@@ -79,6 +80,7 @@ def _preset(name: str, summary: str, options: type[ReplicatedOptions], stands_in
         options=options,
         support=_REPLICATED,
         check=partial(_check_preset, name, options().topology),
+        dependents=_OF_BUCKETS,
         preset_of=stands_in,
     )
 
@@ -91,6 +93,9 @@ def _check_preset(name: str, own: str, plan: Plan) -> list[Conflict]:
 
 
 _REPLICATED = Support(compressors=ANY_COMPRESSOR, thaws=True, editable=True, replicated=True)
+_OF_BUCKETS = among_workers(
+    "bucket_cap_mb", "find_unused_parameters", "static_graph", "gradient_as_bucket_view", "topology"
+)
 
 
 SINGLE = Declaration(
@@ -106,6 +111,7 @@ DDP = Declaration(
     options=ReplicatedOptions,
     support=_REPLICATED,
     check=_check_replicated,
+    dependents=_OF_BUCKETS,
 )
 # ring is tested like every strategy; the others differ from it in the topology alone, whose sums are tested in comm.
 RING = _preset("ring", "a copy on every rank, gradients averaged by a bandwidth-optimal ring all-reduce", RingOptions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.declaration import Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import Dependent, among_workers
 
 MIXES = ("weights", "gradients")
 
@@ -59,4 +60,10 @@ ELASTIC_AVERAGING = Declaration(
         closures=False,
     ),
     check=check_elastic_averaging,
+    dependents=(
+        Dependent("period", {".mix": "weights"}),
+        Dependent("moving_rate", {".mix": "weights"}),
+        Dependent("local", {".mix": "gradients"}),
+        *among_workers("local"),
+    ),
 )

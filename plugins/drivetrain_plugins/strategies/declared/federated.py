@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import Dependent
 
 ALGORITHMS = ("fedavg", "fedprox")
 PARTITIONS = ("iid", "dirichlet")
@@ -92,4 +93,10 @@ FEDERATED = Declaration(
         rounds=True,
     ),
     check=check_federated,
+    dependents=(
+        Dependent("mu", {".algorithm": "fedprox"}),
+        Dependent("fraction", {".clients_per_round": None}),
+        Dependent("local_epochs", {".local_steps": None}),
+        *(Dependent(option, {".partition": "dirichlet"}) for option in ("alpha", "labels", "min_samples")),
+    ),
 )

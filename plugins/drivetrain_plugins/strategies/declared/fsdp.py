@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import Dependent, among_workers
 from drivetrain_plugins.strategies.declared.explained import GATHERED
 
 
@@ -35,6 +36,8 @@ def _check(plan: Plan) -> list[Conflict]:
     return []
 
 
+# Of what is cut into shards, wherever that is.
+OF_SHARDS = (Dependent("narrow_gather", {"precision": "bf16-mixed"}),)
 FSDP = Declaration(
     name="fsdp",
     summary="parameters, gradients and optimizer states in shards, gathered block by block (FSDP2)",
@@ -47,4 +50,8 @@ FSDP = Declaration(
         explains=GATHERED,
     ),
     check=_check,
+    dependents=(
+        *OF_SHARDS,
+        *among_workers("wrap", "reshard_after_forward", "reduce_every_micro_batch", "narrow_gather"),
+    ),
 )

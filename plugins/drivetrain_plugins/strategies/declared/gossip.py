@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from drivetrain.declaration import Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import among_workers
 
 GRAPHS = ("ring", "exponential", "full", "edges")
 WEIGHTS = ("metropolis", "uniform")
@@ -112,4 +113,5 @@ GOSSIP = Declaration(
         closures=False,
     ),
     check=check_gossip,
+    dependents=among_workers("graph", "weights", "period"),
 )

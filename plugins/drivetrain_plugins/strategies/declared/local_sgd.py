@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from drivetrain.declaration import Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import Dependent
 
 OUTERS = ("average", "nesterov")
 
@@ -43,6 +46,11 @@ def check_local_sgd(plan: Plan) -> list[Conflict]:
     return [Conflict(what) for what in found]
 
 
+def _averages(plan: Plan, own: Mapping[str, Any]) -> bool:
+    """The mean of one replica is itself, which Nesterov's momentum moves on all the same."""
+    return plan.world_size > 1 or own["outer"] != "average"
+
+
 LOCAL_SGD = Declaration(
     name="local_sgd",
     summary="local steps on every rank, weights averaged every `period` steps; outer=nesterov is DiLoCo",
@@ -55,4 +63,9 @@ LOCAL_SGD = Declaration(
         closures=False,
     ),
     check=check_local_sgd,
+    dependents=(
+        Dependent("outer_lr", {".outer": "nesterov"}),
+        Dependent("outer_momentum", {".outer": "nesterov"}),
+        Dependent("period", {"devices": 2}, _averages),
+    ),
 )

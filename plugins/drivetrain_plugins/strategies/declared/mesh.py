@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, NoOptions, Plan, Support, Variant
 from drivetrain_plugins.strategies.declared.explained import GATHERED
-from drivetrain_plugins.strategies.declared.fsdp import FSDP, FullyShardedOptions
-from drivetrain_plugins.strategies.declared.pipeline import PIPELINE, PipelineOptions
+from drivetrain_plugins.strategies.declared.fsdp import FSDP, OF_SHARDS, FullyShardedOptions
+from drivetrain_plugins.strategies.declared.pipeline import OF_STAGES, PIPELINE, PipelineOptions
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,7 @@ MESH = Declaration(
     options=MeshOptions,
     support=_SUPPORT,
     check=_check,
+    dependents=(*OF_SHARDS, *OF_STAGES),
     variants={
         "pipelines": Variant(
             options={"data": 2, "pipeline": 2},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivetrain.declaration import ALL_PRECISIONS, Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import Dependent
 from drivetrain_plugins.strategies.declared.explained import ELSEWHERE
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
@@ -75,6 +76,8 @@ def _check(plan: Plan) -> list[Conflict]:
     return found
 
 
+# Of a pipeline, wherever there is one.
+OF_STAGES = (Dependent("virtual_stages", {".schedule": "interleaved_1f1b"}),)
 PIPELINE = Declaration(
     name="pipeline",
     summary="consecutive stages of the network on different ranks, micro-batches flowing through them",
@@ -90,4 +93,5 @@ PIPELINE = Declaration(
         min_world_size=2,
     ),
     check=_check,
+    dependents=OF_STAGES,
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from drivetrain.declaration import Conflict, Declaration, Plan, Support
+from drivetrain.dependent_options import Dependent, among_workers
 from drivetrain_plugins.strategies.declared.explained import EMPTY
 
 STAGES = (0, 1, 2, 3)
@@ -49,6 +52,10 @@ def _check(plan: Plan) -> list[Conflict]:
     return found
 
 
+def _has_buckets(plan: Plan, own: Mapping[str, Any]) -> bool:
+    return bool(own["stage"] > 0)
+
+
 ZERO = Declaration(
     name="zero",
     summary="optimizer states, gradients and parameters shared out among the ranks, by DeepSpeed",
@@ -66,4 +73,10 @@ ZERO = Declaration(
         explains=EMPTY,
     ),
     check=_check,
+    dependents=(
+        Dependent("bucket_size", {".stage": 1}, _has_buckets),
+        Dependent("persistence_threshold", {".stage": 3}),
+        *among_workers("persistence_threshold"),
+        Dependent("narrow_gather", {"precision": "bf16-mixed"}),
+    ),
 )
