@@ -89,14 +89,32 @@ def load_named_state(module: nn.Module, optimizer: Optimizer, saved: dict[str, A
 
 
 def _load(optimizer: Optimizer, packed: dict[str, Any]) -> None:
+    """Groups become those that were saved. Those of another kind of optimizer may lack what this one steps with, which
+    is looked at when it does: a hook may put another in its place."""
+    own = set(getattr(optimizer, "defaults", {}))
+    stepped_with = [own & set(group) for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(packed)
     except KeyError as error:
-        raise CheckpointError(
-            f"the checkpoint's optimizer kept its state in another form than {type(optimizer).__name__} does ({error}"
-            " is missing): configure the optimizer that was saved or load the weights only."
-        ) from error
+        raise _of_another_kind(optimizer, error) from error
     _keep_kinds(optimizer, packed.get("state", {}))
+    pairs = zip(stepped_with, optimizer.param_groups, strict=False)
+    lacking = sorted({name for names, group in pairs for name in names - set(group)})
+    if lacking and isinstance(optimizer, Optimizer):
+
+        def refuse(*_: Any) -> None:
+            for name in lacking:
+                if any(name not in group for group in optimizer.param_groups):  # nothing else was loaded since
+                    raise _of_another_kind(optimizer, KeyError(name))
+
+        optimizer.register_step_pre_hook(refuse)
+
+
+def _of_another_kind(optimizer: Optimizer, missing: KeyError) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint's optimizer kept its state in another form than {type(optimizer).__name__} does ({missing}"
+        " is missing): configure the optimizer that was saved or load the weights only."
+    )
 
 
 def _keep_kinds(optimizer: Optimizer, saved: Mapping[Any, Any]) -> None:

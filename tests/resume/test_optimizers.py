@@ -14,6 +14,7 @@ import drivetrain.lightning as L
 from drivetrain import TrainModule, checkpoint
 from drivetrain.errors import CheckpointError, WorkerError
 from drivetrain.lightning.demos.boring_classes import BoringModel
+from drivetrain.named_optimizer import load_named_state, named_state
 from tests.facade.recorder import QUIET
 from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import Classifier, Gan
@@ -315,3 +316,24 @@ def test_a_loss_scale_after_an_overflow(strategy: str, devices: int, tmp_path: P
     )
     assert after == before / 2  # the overflow lies between them
     assert end(whole, 0, devices)["precision"]["scaler"]["scale"] == after
+
+
+@pytest.mark.parametrize(("saved", "now", "missing"), [("adamw", "sgd", "dampening"), ("sgd", "adamw", "step")])
+def test_what_another_optimizer_left_is_refused(saved: str, now: str, missing: str) -> None:
+    def made(kind: str) -> tuple[Classifier, Any]:
+        module = Classifier(kind)
+        module.net(torch.ones(1, 6)).sum().backward()
+        return module, module.configure_optimizers()["optimizer"]
+
+    def goes_on() -> None:
+        load_named_state(module, optimizer, state)
+        optimizer.step()
+
+    module, optimizer = made(saved)
+    optimizer.step()
+    state = named_state(module, optimizer)
+    module, optimizer = made(now)
+    with pytest.raises(CheckpointError, match=rf"in another form than \w+ does \('{missing}' is missing\)"):
+        goes_on()
+    module, optimizer = made(saved)
+    goes_on()
