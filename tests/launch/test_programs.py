@@ -128,3 +128,15 @@ def test_mpirun(tmp_path: Path) -> None:
     code, _, error = programs.run(JOINED, tmp_path, *mpirun, GLOO_SOCKET_IFNAME=None)
     assert code == 0, error
     assert [(tmp_path / f"rank_{rank}").read_text() for rank in (0, 1)] == ["mpi 0 2 1 3.0", "mpi 1 2 1 3.0"]
+
+
+def test_a_thread_that_is_about_to_end_is_waited_for(run_alone: Callable[..., Any]) -> None:
+    """As those of a pool that has just checked a large checkpoint: joined, and for a moment still there."""
+
+    def compute() -> list[Any]:
+        library = ctypes.CDLL(None)
+        thread = ctypes.c_ulong()
+        library.pthread_create(ctypes.byref(thread), None, library.usleep, ctypes.c_void_p(20_000))
+        return [why_not_fork()]
+
+    assert run_alone(compute) == [None]

@@ -85,14 +85,15 @@ def _native_threads() -> str | None:
     libraries = _libraries()
     while True:
         places = _places_of_native_threads(libraries)
-        if "running" not in places or time.monotonic() > deadline:
+        computed = any(OPENMP.search(place) for place in places)
+        # A thread of Python's that was joined is a native one for a moment more, until the system has taken it down.
+        settled = "running" not in places and (computed or len(places) <= _openblas_threads(libraries))
+        if settled or time.monotonic() > deadline:
             break
         time.sleep(0.002)
-    if "running" in places or any(OPENMP.search(place) for place in places):
+    if "running" in places or computed:
         return "this process has computed with several threads"
-    if len(places) > _openblas_threads(libraries):
-        return f"this process has {len(places)} threads of libraries"
-    return None
+    return None if settled else f"this process has {len(places)} threads of libraries"
 
 
 def _libraries() -> list[tuple[int, int, str]]:
