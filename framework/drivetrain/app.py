@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -29,12 +29,13 @@ from drivetrain import record
 from drivetrain.cli import objective, resume, search
 from drivetrain.cli.compose import CONFIG_NAME, VERSION_BASE, composed, probes, session
 from drivetrain.cli.execute import execute
+from drivetrain.cli.hints import in_plain_lines
 from drivetrain.cli.joined import Meeting, meeting
 from drivetrain.cli.mistakes import COMPOSITION_ERRORS, explain
 from drivetrain.cli.request import Request, check, check_writable
 from drivetrain.cli.table import Outcome, kept, show
 from drivetrain.command_line import open_standard_streams, say
-from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MisuseError
+from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, MisuseError, nearest
 from drivetrain.folders import refuse_in_use
 from drivetrain.launch.environment import detect
 from drivetrain.launch.job import Job
@@ -86,12 +87,16 @@ def run(argv: Sequence[str] | None = None) -> int:
     """Run the command with ``argv`` (default: the process's own) and return its exit code."""
     open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    args = get_args_parser().parse_intermixed_args(words)
+    try:
+        args = _flags(words)
+    except ConfigurationError as error:
+        return _say(error, error.exit_code)
     for override in args.overrides:
         words.remove(override)
     command = Command(words, args)
     try:
-        return _dispatch(command)
+        with in_plain_lines():
+            return _dispatch(command)
     except _Stop as stop:
         return _say(stop.cause, stop.cause.exit_code)
     except MisuseError as error:
@@ -110,6 +115,25 @@ def run(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         interrupted = Interrupted(signal.SIGINT)
         return _say(interrupted, interrupted.exit_code)
+
+
+def _flags(words: list[str]) -> argparse.Namespace:
+    """``words`` as Hydra's parser reads them, which would end the process with its usage where it cannot.
+
+    Raises:
+        ConfigurationError: a flag that there is not, or one without the value that it takes.
+    """
+    parser = get_args_parser()
+    known = parser._option_string_actions
+
+    def misread(message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        if message.startswith("unrecognized arguments: "):
+            message = f"there is no flag {unknown!r}: {nearest(unknown, known)}"
+        raise ConfigurationError(f"{message}; --help lists flags and options")
+
+    parser.error = misread  # type: ignore[method-assign]
+    return parser.parse_intermixed_args(words)
 
 
 def _refuse(command: Command, sentence: str) -> int:

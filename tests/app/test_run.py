@@ -88,6 +88,9 @@ def test_a_run_goes_on_predicts_and_says_what_it_cannot(tiny: list[str], capfd: 
         told = capfd.readouterr().err
         assert said in told and told.count("\n") == 1
         assert not Path("part/run.json").exists()
+    assert app.run([*alone, "resume=last", "hydra.run.dir=part"]) == 0  # from the one before it
+    told = capfd.readouterr().err
+    assert told.startswith("warning: the checkpoint ") and ".py:" not in told
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ from hydra import compose, initialize
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString, Sweep
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
@@ -55,13 +56,17 @@ def _known_or_used(config: DictConfig) -> None:
 
 
 def _choices_are_names(overrides: Sequence[str]) -> None:
-    """``precision=7``, ``data=null``: Hydra has no sentence for a choice that is a number, or none."""
+    """``precision=7``, ``data=null``, ``logger=[1]``: Hydra has no sentence for a choice that is no name."""
     for override in OverridesParser.create(config_loader=loader()).parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
         if not group:
             raise ConfigurationError(f"cannot read {override.input_line!r}: write key=value")
-        if isinstance(value, int | float | None) and group in loader().list_groups("") and not override.is_delete():
-            name = written(value)
+        if override.is_delete() or group not in loader().list_groups(""):
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str | QuotedString | Sweep):
+                continue
+            name = written(one)
             raise MissingConfigException(
                 f"no {group} {name}", missing_cfg_file=f"{group}/{name}", options=loader().get_group_options(group)
             )
