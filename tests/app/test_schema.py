@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from drivetrain.cli.schema import check_numbers, checked
+from drivetrain.cli.schema import check_numbers, checked, written
 from drivetrain.errors import ConfigurationError
 
 
@@ -28,16 +29,27 @@ def odd(rate: "3 of them" = 0) -> None: ...  # noqa: F722
 
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
-    [("rate", "abc", "a number or null"), ("active", "abc", "true or false"), ("size", 1.5, "a whole number")],
+    [
+        ("rate", "abc", "a number or null"),
+        ("rate", True, "a number or null"),
+        ("active", "abc", "true or false"),
+        ("active", 1, "true or false"),
+        ("size", 1.5, "a whole number"),
+        ("size", [1, 2], "a whole number"),
+        ("size", {"a": 1}, "a whole number"),
+        ("size", None, "a whole number"),
+    ],
 )
 def test_what_is_no_such_number_is_refused(name: str, value: Any, wanted: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"model\.{name}={value} must be {wanted}"):
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(f'model.{name}={written(value)} must be {wanted}')}"):
         check_numbers(typed, {name: value}, "model")
 
 
 def test_what_may_be_a_text_or_cannot_be_told_is_let_through() -> None:
     given: dict[str, Any] = {"function": "abc", "method": "abc", "widths": "abc", "free": "abc", "unknown": "abc"}
     check_numbers(typed, {**given, "rate": 0.5, "size": 3}, "model")
+    check_numbers(typed, {"rate": 1, "active": False}, "model")
+    check_numbers(typed, {"rate": None}, "model")
     check_numbers(odd, {"rate": "abc"}, "model")
 
 

@@ -78,8 +78,8 @@ def checked(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def check_numbers(factory: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> None:
-    """Raise :class:`ConfigurationError` for a text where ``factory`` says that it takes numbers or switches only, and
-    for a part of a number where it takes whole ones."""
+    """Raise :class:`ConfigurationError` for what is none where ``factory`` says that it takes numbers or switches only,
+    and for a part of a number where it takes whole ones."""
     try:
         hints = typing.get_type_hints(vars(factory).get("__init__", factory) if inspect.isclass(factory) else factory)
     except (NameError, AttributeError, TypeError, SyntaxError):  # made for a type checker only
@@ -87,7 +87,8 @@ def check_numbers(factory: Callable[..., Any], arguments: Mapping[str, Any], whe
     for name, value in arguments.items():
         kinds = _alternatives(hints.get(name, Any))
         numbers = all(kind in (int, float, bool, type(None)) for kind in kinds)
-        if numbers and (isinstance(value, str) or (isinstance(value, float) and float not in kinds)):
+        taken = (*kinds, int) if float in kinds else kinds
+        if numbers and type(value) not in taken:
             raise ConfigurationError(f"{where}.{name}={written(value)} must be {_type(hints[name])}")
 
 
