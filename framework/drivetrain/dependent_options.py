@@ -88,18 +88,20 @@ def in_vain(plan: Plan, parts: Iterable[Part], names: Mapping[str, str] | None =
         names: what the command line calls the Trainer's arguments, where it has other names.
     """
     trains = not plan.stages or "fit" in plan.stages
-    found, names = [], names or {}
+    found: list[str] = []
+    names = names or {}
     for part in parts:
         for one in part.dependents:
             if one.option not in part.values or (one.trains and not trains):
                 continue
             value = part.values[one.option]
-            if value == part.defaults.get(one.option) or _has_effect(one, plan, part):
+            given = f"{part.full(OWN + one.option, names)}={_shown(value)}"
+            known = value == part.defaults.get(one.option) or any(said.startswith(f"{given} ") for said in found)
+            if known or _has_effect(one, plan, part):
                 continue
             idle = [key for key, needed in one.needs.items() if _present(key, plan, part) != needed]
             present = " and ".join(f"{part.full(key, names)}={_shown(_present(key, plan, part))}" for key in idle)
             wanted = " and ".join(f"{part.full(key, names)}={_shown(one.needs[key])}" for key in idle)
-            given = f"{part.full(OWN + one.option, names)}={_shown(value)}"
             found.append(f"{given} has no effect with {present}: set {wanted}, or leave it out.")
     return found
 
