@@ -153,7 +153,12 @@ def _scheduler(item: Any, monitor: str | None, stepped: bool, calls_step: bool, 
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether ``step`` cannot do without its closure and so may call it several times (LBFGS)."""
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return calls_closures(type(optimizer))
+
+
+def calls_closures(kind: type) -> bool:
+    """:func:`needs_closure` of the optimizers of a class."""
+    parameter = inspect.signature(kind.step).parameters.get("closure") if hasattr(kind, "step") else None
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 

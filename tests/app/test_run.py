@@ -148,6 +148,22 @@ def test_what_an_optimizer_refuses_is_one_sentence(
     assert run_of("refused")["status"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("strategy=gossip optimizer=lbfgs", "strategy=gossip cannot run an optimizer that evaluates its closure"),
+        ("strategy=ddp precision.loss_scale=3", "does not scale losses"),
+    ],
+)
+def test_classes_that_do_not_go_together_are_known_before_there_are_workers(
+    tiny: list[str], words: str, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run([*tiny, *words.split(), "devices=2", "hydra.run.dir=refused"]) == 2
+    told = capfd.readouterr().err
+    assert told.startswith("error: ") and said in told and told.count("\n") == 1
+    assert run_of("refused")["status"] == "failed" and not Path("refused/logs").exists()
+
+
 def test_what_lbfgs_refuses_is_known_before_the_first_step() -> None:
     with pytest.raises(ConfigurationError, match=r"optimizer \(.*line_search_fn=foo.*only 'strong_wolfe' is supported"):
         worker._Part.of(partial(torch.optim.LBFGS, line_search_fn="foo"), "optimizer")([torch.zeros(1)])

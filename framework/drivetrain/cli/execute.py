@@ -110,10 +110,11 @@ def _execute(
 
 def _launch(request: Request, payload: dict[str, Any]) -> Mapping[str, Any]:
     from drivetrain.cli.look import refuse_module
-    from drivetrain.cli.worker import preload, start
+    from drivetrain.cli.worker import preload, refuse_parts, start
     from drivetrain.launch import launch
 
     preload(request.config)
+    refuse_parts(request.config, request.plan)
     refuse_module(request, Path(payload["run_folder"]))
     several = request.job.num_nodes > 1
     with _frames_cleared():

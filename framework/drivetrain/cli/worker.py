@@ -8,6 +8,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from drivetrain.cli.joined import meeting
 from drivetrain.cli.options import TASKS
 from drivetrain.cli.resume import CHECKPOINTS
 from drivetrain.cli.schema import check_numbers
+from drivetrain.declaration import refuse
 from drivetrain.dependent_options import Part
 from drivetrain.errors import ConfigurationError, IdleOptionWarning, Interrupted
 from drivetrain.folders import make_importable
@@ -344,6 +346,18 @@ def in_vain(config: Mapping[str, Any], plan: Plan) -> list[str]:
             defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
             parts.append(Part(kind.dependents, {**defaults, **arguments}, defaults, where))
     return dependent_options.in_vain(plan, parts)
+
+
+def refuse_parts(config: Mapping[str, Any], plan: Plan) -> None:
+    """Raise :class:`ConfigurationError` where the classes that are chosen do not go together: known before there are
+    workers, who would find it when they make the objects."""
+    from drivetrain.optimizer import calls_closures
+
+    _precision(config["precision"])
+    made = build(config["optimizer"], "optimizer") if config.get("optimizer") else None
+    if "fit" in plan.stages and isinstance(made, partial) and inspect.isclass(made.func):
+        declaration = registry.load("strategies", plan.strategy)
+        refuse(replace(plan, closures=calls_closures(made.func)), declaration)
 
 
 def preload(config: Mapping[str, Any]) -> None:
