@@ -50,11 +50,11 @@ def refuse_unwritable(folder: Path, what: str, instead: str) -> None:
         instead: what to choose.
     """
     place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigurationError(f"{what} {folder} cannot be made: {place} is a file; choose {instead}")
     try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            raise ConfigurationError(f"{what} {folder} cannot be made: {place} is a file; choose {instead}")
         with tempfile.TemporaryFile(dir=place):
             return
     except OSError as error:

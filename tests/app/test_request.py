@@ -82,6 +82,8 @@ BAD = [
     ("seed=1,2", ["seed=1,2", "-m"]),
     ("a=b=c", ["a=b=c"]),
     ("hydra.run.dir=/proc/nothing", ["/proc/nothing", "hydra.run.dir"]),
+    ("hydra.run.dir=" + "x" * 300, ["xxx", "too long", "hydra.run.dir"]),
+    ("checkpoint.dir=" + "x" * 300, ["xxx", "too long"]),
     ("hydra.run.dir=file/below", ["file", "hydra.run.dir"]),
     ("checkpoint.dir=/proc/nothing", ["/proc/nothing"]),
     ("-m strategy=single,rng", ["rng", "ring"]),

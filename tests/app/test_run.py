@@ -109,6 +109,11 @@ def test_arguments_of_plugins_are_checked_in_the_parent(request_of: Callable[...
     with pytest.raises(ConfigurationError, match=r"patiense.*'patience'"):
         worker.preload(request.config)
     worker.preload(request_of(["strategy=ring"]).config)
+    for word in ("checkpoint.every_n_epochs=often", "+callbacks.early_stopping={monitor: a, patience: [3]}"):
+        with pytest.raises(
+            ConfigurationError, match=r"^(checkpoint|callbacks\.early_stopping)\.\w+=.* must be a whole"
+        ):
+            worker.preload(request_of(["strategy=single", word]).config)
 
 
 def test_parts_by_name_target_and_with_what_is_missing() -> None:

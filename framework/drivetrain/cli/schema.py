@@ -81,7 +81,7 @@ def check_numbers(factory: Callable[..., Any], arguments: Mapping[str, Any], whe
     """Raise :class:`ConfigurationError` for what is none where ``factory`` says that it takes numbers or switches only,
     and for a part of a number where it takes whole ones."""
     try:
-        hints = typing.get_type_hints(vars(factory).get("__init__", factory) if inspect.isclass(factory) else factory)
+        hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     except (NameError, AttributeError, TypeError, SyntaxError):  # made for a type checker only
         return
     for name, value in arguments.items():

@@ -360,11 +360,14 @@ def refuse_parts(config: Mapping[str, Any], plan: Plan) -> None:
         refuse(replace(plan, closures=calls_closures(made.func)), declaration)
 
 
+PLACES = {"callbacks": "callbacks", "loggers": "logger"}  # groups of the config, by those of the registry
+
+
 def preload(config: Mapping[str, Any]) -> None:
     """Import, in the parent, what every worker needs, so that a fork has it: no object is made, nothing is computed.
 
     Raises:
-        ConfigurationError: a callback or logger does not take an argument it is given.
+        ConfigurationError: a callback or logger does not take an argument it is given, or takes a number there.
     """
     importlib.import_module("drivetrain.trainer")
     given = dict(config["strategy"])
@@ -381,4 +384,6 @@ def preload(config: Mapping[str, Any]) -> None:
             if arguments is not None and "_target_" not in arguments:
                 rest = {name: value for name, value in arguments.items() if name != "name"}
                 name = str(arguments.get("name", key))
-                accepts(registry.load(group, name), rest, f"{group} {name!r}")
+                kind = registry.load(group, name)
+                accepts(kind, rest, f"{group} {name!r}")
+                check_numbers(kind, rest, key if key == "checkpoint" else f"{PLACES[group]}.{key}")
