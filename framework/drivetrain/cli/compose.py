@@ -61,7 +61,8 @@ def _choices_are_names(overrides: Sequence[str]) -> None:
         group, value = override.key_or_group, override.value()
         if not group:
             raise ConfigurationError(f"cannot read {override.input_line!r}: write key=value")
-        if override.is_delete() or group not in loader().list_groups(""):
+        added = isinstance(value, dict) and (override.is_add() or override.is_force_add())  # options beside a choice
+        if override.is_delete() or added or group not in loader().list_groups(""):
             continue
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str | QuotedString | Sweep):
