@@ -330,7 +330,7 @@ def restore(trainer: Trainer, loaded: store.Loaded) -> Callable[[], None]:
     if not loaded.own and "world_size" in loaded.meta and trainer.is_global_zero:
         warnings.warn(
             f"the checkpoint is of {loaded.meta.get('world_size')} workers and this job has {trainer.world_size}: the"
-            f" random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
+            " random states of the workers start anew, so the run is not bit-equal to an undisturbed one.",
             stacklevel=2,
         )
 
