@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drivetrain.cli.schema import check_numbers, checked, written
@@ -51,6 +52,14 @@ def test_what_may_be_a_text_or_cannot_be_told_is_let_through() -> None:
     check_numbers(typed, {"rate": 1, "active": False}, "model")
     check_numbers(typed, {"rate": None}, "model")
     check_numbers(odd, {"rate": "abc"}, "model")
+
+
+def test_an_arguments_own_default_and_what_a_target_made_are_let_through() -> None:
+    def loose(rate: float = None, steps: int = 1e3, moved: float = 0.5) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    check_numbers(loose, {"rate": None, "steps": 1000.0, "moved": np.float64(0.25)}, "model")
+    with pytest.raises(ConfigurationError, match=r"^model\.moved=null must be a number"):
+        check_numbers(loose, {"moved": None}, "model")
 
 
 def test_a_number_that_is_none_is_refused_where_it_is_not_the_default() -> None:

@@ -77,9 +77,18 @@ def checked(schema: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return result
 
 
+_WRITTEN = (bool, int, float, str, type(None), list, dict)  # what a config's own values are
+
+
+def _is_default(factory: Callable[..., Any], name: str, value: Any) -> bool:
+    parameter = inspect.signature(factory).parameters.get(name)
+    return parameter is not None and type(parameter.default) is type(value) and bool(parameter.default == value)
+
+
 def check_numbers(factory: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> None:
     """Raise :class:`ConfigurationError` for what is none where ``factory`` says that it takes numbers or switches only,
-    and for a part of a number where it takes whole ones."""
+    and for a part of a number where it takes whole ones. An argument's own default is taken, whatever its hint says
+    (``rate: float = None``), and so is what a ``_target_`` made."""
     try:
         hints = typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
     except (NameError, AttributeError, TypeError, SyntaxError):  # made for a type checker only
@@ -88,7 +97,8 @@ def check_numbers(factory: Callable[..., Any], arguments: Mapping[str, Any], whe
         kinds = _alternatives(hints.get(name, Any))
         numbers = all(kind in (int, float, bool, type(None)) for kind in kinds)
         taken = (*kinds, int) if float in kinds else kinds
-        if numbers and type(value) not in taken:
+        refused = type(value) in _WRITTEN and type(value) not in taken
+        if numbers and refused and not _is_default(factory, name, value):
             raise ConfigurationError(f"{where}.{name}={written(value)} must be {_type(hints[name])}")
 
 
