@@ -29,7 +29,8 @@ def _evaluates(plan: Plan, own: Mapping[str, Any]) -> bool:
 
 
 def _several_nodes(plan: Plan, own: Mapping[str, Any]) -> bool:
-    return plan.num_nodes > 1
+    """Or a command whose workers torchrun or mpirun started: they meet by it on one node, too."""
+    return plan.num_nodes > 1 or bool(own.get("joined"))
 
 
 DEPENDENTS = (

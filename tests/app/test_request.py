@@ -145,6 +145,13 @@ def test_joined_job_decides_the_number_of_workers(request_of: Callable[..., Requ
         request_of(["devices=2"], joined=job)
 
 
+def test_joined_workers_of_one_node_meet_by_the_time_to_start(request_of: Callable[..., Request]) -> None:
+    job = Job(rank=1, world_size=3, local_rank=1, local_world_size=3, origin="torchrun")
+    assert request_of(["launcher.start_timeout=90"], joined=job).in_vain == ()
+    (sentence,) = request_of(["launcher.start_timeout=90"]).in_vain
+    assert sentence.startswith("launcher.start_timeout=90.0 has no effect with num_nodes=1")
+
+
 def test_callbacks_by_name_target_and_null(request_of: Callable[..., Request]) -> None:
     request = request_of(
         [

@@ -104,7 +104,7 @@ def check(config: DictConfig, joined: Job | None = None) -> Request:
         stages=TASKS[job.task],
         compression=compressor.name,
         compression_options=compression,
-        arguments=_arguments(trainer, launcher, job, compressor.name),
+        arguments={**_arguments(trainer, launcher, job, compressor.name), "joined": joined is not None},
     )
     refuse(plan, declaration)
     idle = in_vain(
