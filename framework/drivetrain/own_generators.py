@@ -13,6 +13,7 @@ import random
 import sys
 import types
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -84,12 +85,13 @@ def _generators(loader: Any) -> Iterator[Any]:
     seen: dict[int, Any] = {}
     while owners:
         owner = owners.pop(0)
-        if id(owner) in seen or not hasattr(owner, "__dict__"):
+        if id(owner) in seen:
             continue
         seen[id(owner)] = owner
-        found += vars(owner).values()
+        attributes = _attributes(owner)
+        found += attributes.values()
         for name in _HOLDERS:
-            held = vars(owner).get(name)
+            held = attributes.get(name)
             owners += held if isinstance(held, (list, tuple)) else [held]
     found += within
     yield from {id(one): one for one in found if isinstance(one, _kinds())}.values()
@@ -114,19 +116,30 @@ def held_within(owner: Any, depth: int = _DEPTH) -> list[Any]:
 
 
 def _held(one: Any) -> Iterable[Any]:
-    if isinstance(one, Mapping):
-        return one.values() if len(one) <= _MOST else ()
-    if isinstance(one, (list, tuple)):
-        return one if len(one) <= _MOST else ()
     if isinstance(one, functools.partial):
         return (one.func, *one.args, *one.keywords.values())
-    if isinstance(one, types.MethodType):
+    if isinstance(one, (types.MethodType, types.BuiltinMethodType)):
         return (one.__self__,)
     if isinstance(one, types.FunctionType):
         return [*_closed_over(one), *(one.__defaults__ or ())]
-    if isinstance(one, (type, types.ModuleType, Tensor)) or not hasattr(one, "__dict__"):
+    if isinstance(one, (type, types.ModuleType, Tensor)):
         return ()
-    return vars(one).values()
+    within: Iterable[Any] = ()
+    if isinstance(one, (Mapping, list, tuple, deque)) and len(one) <= _MOST:
+        within = one.values() if isinstance(one, Mapping) else one
+    return [*within, *_attributes(one).values()]
+
+
+def _attributes(one: Any) -> dict[str, Any]:
+    """Those of ``one`` itself by name, also where its class keeps them in ``__slots__``."""
+    found = dict(vars(one)) if hasattr(one, "__dict__") else {}
+    for kind in type(one).__mro__:
+        slots = vars(kind).items() if "__slots__" in vars(kind) else ()
+        for name, slot in slots:
+            if isinstance(slot, types.MemberDescriptorType):
+                with suppress(AttributeError):  # one that is not set
+                    found[name] = slot.__get__(one, kind)
+    return found
 
 
 def _closed_over(function: types.FunctionType) -> Iterator[Any]:
