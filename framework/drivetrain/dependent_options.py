@@ -92,7 +92,9 @@ def in_vain(plan: Plan, parts: Iterable[Part], names: Mapping[str, str] | None =
     names = names or {}
     for part in parts:
         for one in part.dependents:
-            if one.option not in part.values or (one.trains and not trains):
+            # A class may take other arguments than the one that it has the declaration from.
+            own = {one.option, *(key[len(OWN) :] for key in one.needs if key.startswith(OWN))}
+            if not own <= part.values.keys() or (one.trains and not trains):
                 continue
             value = part.values[one.option]
             given = f"{part.full(OWN + one.option, names)}={_shown(value)}"

@@ -301,3 +301,16 @@ def test_lightning_takes_it_in_silence() -> None:
         )
         trainer.fit(Line(), torch.utils.data.DataLoader(torch.ones(2, 2)))
     assert not [one for one in found if issubclass(one.category, IdleOptionWarning)]
+
+
+def test_a_callback_with_other_arguments_than_the_one_it_derives_from_is_not_asked_for_them(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mine(registry.load("callbacks", "model_checkpoint")):  # type: ignore[misc]
+        def __init__(self, mode: str = "min") -> None:
+            super().__init__(monitor="val/accuracy", mode=mode)
+
+    request = request_of(["strategy=single"])
+    config = {"callbacks": {"mine": {"mode": "max"}, "made": {"mode": "max"}}}
+    monkeypatch.setattr(registry, "load", lambda group, name: Mine if name == "mine" else lambda mode="min": Mine(mode))
+    assert worker.in_vain(config, request.plan) == []

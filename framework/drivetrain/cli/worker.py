@@ -344,7 +344,7 @@ def in_vain(config: Mapping[str, Any], plan: Plan) -> list[str]:
         if arguments and "_target_" not in arguments:
             kind = registry.load("callbacks", str(arguments.get("name", key)))
             defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-            parts.append(Part(kind.dependents, {**defaults, **arguments}, defaults, where))
+            parts.append(Part(getattr(kind, "dependents", ()), {**defaults, **arguments}, defaults, where))
     return dependent_options.in_vain(plan, parts)
 
 
