@@ -46,7 +46,10 @@ class Check:
         data, validation = token_loader(), token_loader(23, 5, shuffle=False)
         options = {"data": data, "validation": validation, "accelerator": "gpu", **self.options, **more}
         outcome = train(self.make, strategy, 1, **options)
-        return {name: getattr(outcome, name) for name in ("curve", "weights", "metrics", "steps")}
+        used = outcome.trainer.strategy.device.type
+        assert used == "cuda", f"it ran on {used}"
+        weights = {name: value.cpu() for name, value in outcome.weights.items()}
+        return {"weights": weights, **{name: getattr(outcome, name) for name in ("curve", "metrics", "steps")}}
 
 
 class Deep(test_skipped_batches.SkippingGPT):

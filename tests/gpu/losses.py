@@ -49,6 +49,8 @@ def losses(strategy: Any, nodes: int, pieces: int, task: argparse.Namespace) -> 
     data = Sequences(size, task.steps * task.batch * pieces)
     loader = DataLoader(data, batch_size=task.batch * pieces // windows, collate_fn=lambda whole: whole)
     trainer.fit(Language(size), loader)
+    used = trainer.strategy.device.type
+    assert used == {"gpu": "cuda"}.get(task.accelerator, task.accelerator), f"it ran on {used}"
     trainer.close()
     return [loss for _, loss in trainer.loss_curve]
 
