@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.pipelining  # before the workers are forked
@@ -232,3 +233,25 @@ def test_what_is_kept_is_found_and_put_back() -> None:
     assert untouched.changed() == [] and module.outputs is list_of_outputs
     assert (module.names, module.found, module.best, module.total.item()) == ({"a": 1}, {2}, None, 0.0)
     assert not hasattr(module, "another") and module.meter.samples == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: np.zeros((2, 2)), lambda kept: kept.__setitem__((0, 1), 1.0)),
+        (lambda: [[], []], lambda kept: kept[1].append(1.0)),
+        (lambda: {"loss": [], "y": [1.0]}, lambda kept: kept["y"].append(2.0)),
+        (lambda: {"val": {0: []}}, lambda kept: kept["val"][0].append(1.0)),
+        (lambda: [torch.zeros(2)], lambda kept: kept[0].add_(1.0)),
+    ],
+    ids=["an array", "lists in a list", "lists by name", "lists by name and number", "tensors in a list"],
+)
+def test_what_is_kept_further_within_is_found_and_put_back(make: Any, change: Any) -> None:
+    module = Keeps()
+    module.kept = make()
+    untouched = KeptOnModule(module)
+    assert untouched.changed() == []
+    change(module.kept)
+    assert untouched.changed() == ["kept"]
+    untouched.restore()
+    assert untouched.changed() == [] and repr(module.kept) == repr(make())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import deque
 from functools import cache
 from typing import Any
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 from drivetrain.module import TrainModule
 
 _NOT_THE_PROJECTS = ("torch", "torchmetrics", "drivetrain", "drivetrain_plugins", "lightning")
+_DEPTH = 2  # of containers within one: a list of outputs for each of several loaders, by name
+_MOST = 64  # of them: what has more holds single values
 
 
 class KeptOnModule:
     """The plain attributes of ``module``, and of the project's own objects that are attributes of it, as they are now.
 
-    Containers are copied one level deep and tensors by value; submodules, parameters and buffers are none of them.
+    Containers are copied with those in them, tensors and arrays by value; submodules, parameters and buffers are none
+    of them.
     """
 
     def __init__(self, module: TrainModule) -> None:
@@ -72,10 +76,24 @@ def _copied(owner: Any) -> dict[str, tuple[Any, Any]]:
     return {name: (vars(owner)[name], _content(vars(owner)[name])) for name in _plain(owner)}
 
 
-def _content(value: Any) -> Any:
+def _content(value: Any, depth: int = _DEPTH) -> Any:
+    """A copy of what is in ``value``: of a container with those of the containers, tensors and arrays in it."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    return copy.copy(value) if isinstance(value, list | dict | set | deque) else None
+    if _is_array(value):
+        return value.copy()
+    if not isinstance(value, list | dict | set | deque):
+        return None
+    inner = []
+    if depth and len(value) <= _MOST and not isinstance(value, set):
+        ahead = [(one, _content(one, depth - 1)) for one in (value.values() if isinstance(value, dict) else value)]
+        inner = [(one, content) for one, content in ahead if content is not None]
+    return copy.copy(value), inner
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _same(now: Any, then: Any, content: Any) -> bool:
@@ -83,11 +101,18 @@ def _same(now: Any, then: Any, content: Any) -> bool:
         return type(now) is type(then) and isinstance(now, bool | int | float | str | None) and now == then
     if isinstance(now, Tensor):
         return torch.equal(now, content)
+    if content is None:
+        return True
+    if _is_array(now):
+        return bool(now.shape == content.shape and now.tobytes() == content.tobytes())
+    shallow, inner = content
     if isinstance(now, dict):
-        return list(now) == list(content) and all(now[key] is content[key] for key in now)
-    if isinstance(now, list | deque):
-        return len(now) == len(content) and all(a is b for a, b in zip(now, content, strict=True))
-    return now == content if isinstance(now, set) else True
+        same = list(now) == list(shallow) and all(now[key] is shallow[key] for key in shallow)
+    elif isinstance(now, set):
+        same = now == shallow
+    else:
+        same = len(now) == len(shallow) and all(a is b for a, b in zip(now, shallow, strict=True))
+    return same and all(_same(one, one, its) for one, its in inner)
 
 
 def _refill(value: Any, content: Any) -> None:
@@ -95,5 +120,12 @@ def _refill(value: Any, content: Any) -> None:
         with torch.no_grad():
             value.copy_(content)
         return
+    if _is_array(value):
+        value[...] = content
+        return
+    shallow, inner = content
     value.clear()
-    value.extend(content) if isinstance(value, list | deque) else value.update(content)
+    value.extend(shallow) if isinstance(value, list | deque) else value.update(shallow)
+    for one, its in inner:
+        if not _same(one, one, its):
+            _refill(one, its)
