@@ -33,9 +33,14 @@ def _several_nodes(plan: Plan, own: Mapping[str, Any]) -> bool:
     return plan.num_nodes > 1 or bool(own.get("joined"))
 
 
+def _clips(plan: Plan, own: Mapping[str, Any]) -> bool:
+    """A script's module may clip by itself, by the algorithm that it finds here."""
+    return "task" not in own or plan.clip_value is not None
+
+
 DEPENDENTS = (
-    *among_workers("compression", "backend", "sync_batchnorm", "use_distributed_sampler", "return_weights"),
-    Dependent("gradient_clip_algorithm", {"gradient_clip_val": 1.0}, lambda plan, own: plan.clip_value is not None),
+    *among_workers("compression", "backend", "sync_batchnorm"),  # and others which a script gives whatever the number
+    Dependent("gradient_clip_algorithm", {"gradient_clip_val": 1.0}, _clips),
     Dependent("limit_train_batches", {"overfit_batches": 0.0}, lambda plan, own: not own["overfit_batches"]),
     Dependent("limit_val_batches", {"overfit_batches": 0.0}, lambda plan, own: not own["overfit_batches"]),
     Dependent("val_check_interval", {"limit_val_batches": 1.0}, _validates),

@@ -168,10 +168,12 @@ class TrainModule(HyperparametersMixin, ModelHooks, DataHooks, CheckpointHooks, 
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients that ``optimizer`` reads, as the strategy holds them."""
+        """Clip the gradients that ``optimizer`` reads, as the strategy holds them; by default as the Trainer says."""
+        if gradient_clip_val is None:
+            gradient_clip_val = self.trainer.gradient_clip_val
         if gradient_clip_val is None or gradient_clip_val == 0:
             return
-        algorithm = gradient_clip_algorithm or "norm"
+        algorithm = gradient_clip_algorithm or self.trainer.gradient_clip_algorithm or "norm"
         if algorithm not in ("norm", "value"):
             raise ConfigurationError(f"gradient_clip_algorithm is 'norm' or 'value', not {algorithm!r}.")
         raw = getattr(optimizer, "optimizer", optimizer)

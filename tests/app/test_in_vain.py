@@ -178,7 +178,7 @@ def test_every_argument_that_is_declared_is_one_and_was_tried() -> None:
         assert one.option in command | script
         assert set(one.needs) <= command | script | {"task"}
     tried = {option.partition("=")[0].rpartition(".")[2] for _, option, _ in IN_VAIN}
-    assert {one.option for one in DEPENDENTS} - {"sync_batchnorm", "use_distributed_sampler", "return_weights"} <= tried
+    assert {one.option for one in DEPENDENTS} - {"sync_batchnorm"} <= tried
 
 
 @pytest.mark.parametrize(
@@ -226,11 +226,12 @@ def test_a_script_is_told_where_it_fits(devices: int, capfd: pytest.CaptureFixtu
     strategy = {"name": "local_sgd", "outer_lr": 0.5}
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        trainer = Trainer(**QUIET, strategy=strategy, devices=devices, max_epochs=1, gradient_clip_algorithm="norm")
+        given: dict[str, Any] = {"limit_train_batches": 5, "overfit_batches": 2, "gradient_clip_algorithm": "norm"}
+        trainer = Trainer(**QUIET, strategy=strategy, devices=devices, max_epochs=1, return_weights=False, **given)
         assert not found
         trainer.fit(Classifier(), loader())
     told = [str(one.message) for one in found if one.category is IdleOptionWarning]
-    assert [text.partition("=")[0] for text in told] == ["strategy.outer_lr", "gradient_clip_algorithm"]
+    assert [text.partition("=")[0] for text in told] == ["strategy.outer_lr", "limit_train_batches"]
     assert "no effect" not in capfd.readouterr().err
 
 

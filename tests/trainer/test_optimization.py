@@ -348,6 +348,33 @@ class ClipsItself(Manual):
         optimizer.step()
 
 
+class ClipsAsTold(Classifier):
+    """By the Trainer's value and algorithm, where it gives none."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **given: Any) -> None:
+        self.clip_gradients(optimizer)
+
+
+class ClipsByTheTrainersAlgorithm(Classifier):
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        self.clip_gradients(optimizer, gradient_clip_val=0.01)
+        assert max(float(p.grad.abs().max()) for p in self.parameters()) == 0.01
+        optimizer.step()
+
+
+def test_what_a_module_does_not_say_of_clipping_the_trainer_does() -> None:
+    options: dict[str, Any] = {"gradient_clip_val": 0.05, "max_epochs": 1}
+    told = difference(train(Classifier, **options), train(ClipsAsTold, **options))
+    assert max(told.values()) == 0.0
+    assert max(difference(train(Classifier, max_epochs=1), train(ClipsAsTold, **options)).values()) > 1e-3
+    train(ClipsByTheTrainersAlgorithm, max_epochs=1, gradient_clip_algorithm="value")
+
+
 class Raw(Manual):
     def training_step(self: Any, batch: Any, batch_idx: int) -> None:
         optimizer = self.optimizers()
