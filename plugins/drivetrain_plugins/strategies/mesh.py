@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -78,14 +78,19 @@ class Mesh(Strategy):
         data, sharded, tensor, _ = self.sizes(world)
         self.sharded = sharded > 1
         copies = data * sharded
-        self.mesh = init_device_mesh(self.device.type, (copies, tensor), mesh_dim_names=("replica", "tensor"))
         self.data = Shard(rank // tensor, copies, lockstep=True)
         # A tensor group logs and predicts the same on all its ranks: one of them speaks.
         self.counts = self.predicts = rank % tensor == 0
-        for place in range(tensor):
-            group = self.communicator.sub(range(place, world, tensor), f"replicas {place}")
-            if group is not None:
-                self.replicas = group
+        inside = self.communicator.split(rank // tensor, None, "tensor")
+        replicas = self.communicator.split(rank % tensor, None, "replicas")
+        assert inside and replicas and inside.group and replicas.group
+        self.replicas = replicas
+        # Of groups of our own: those that torch would split off (init_device_mesh) end in a segmentation fault where
+        # the process had joined another job's NCCL group before (PyTorch 2.11), as a second fit under torchrun does.
+        ranks = torch.arange(world).reshape(copies, tensor)
+        self.mesh = DeviceMesh.from_group(
+            [replicas.group, inside.group], self.device.type, ranks, mesh_dim_names=("replica", "tensor")
+        )
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
