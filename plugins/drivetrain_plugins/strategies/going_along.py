@@ -366,7 +366,7 @@ class StepWithRest:
         """Do what a step does around the project's own, which is not called."""
         step, self._step = self._step, _no_step
         try:
-            self._gathered()
+            self._gathered(None)  # FSDP2 moves what it is given to the GPU, and fails where that is nothing
         finally:
             self._step = step
 
@@ -379,7 +379,7 @@ class StepWithRest:
         return (output, end) if self._more else output
 
 
-def _no_step() -> None:
+def _no_step(_: None) -> None:
     """Stands for a step that has no batch."""
 
 
