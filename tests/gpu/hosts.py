@@ -89,7 +89,7 @@ def checks(ranks: int) -> Iterable[Check]:
         # Small enough for one sample's gradients too: those of the mean of several are smaller, and steps were skipped
         # on two ranks that one process makes.
         options = {"max_epochs": 2, "data": data, "validation": None, "precision": "16-mixed", "loss_scale": 1024.0}
-        yield Check(f"skipped {name} 16-mixed", made, {"name": name}, 1e-2, ("weights",), options)
+        yield Check(f"skipped {name} 16-mixed", made, {"name": name}, 1e-4, ("weights",), options)
     if ranks == 2:
         for place, strategy in {"ddp": {"name": "ddp"}, **places}.items():
             data = test_absent_batches.on_one_rank()
@@ -104,12 +104,12 @@ def differences(check: Check, reference: Saved, found: Saved) -> dict[str, float
         return {"steps": float("inf")}
     fp64 = check.tolerance <= 1e-10
     # See tests.strategies.parity.check_parity for what is held how in fp32.
-    left_out, share, least = (" ", 1.0, 0.0) if fp64 else ("key.bias", 0.01, 1.0)
+    left_out, least = (" ", 0.0) if fp64 else ("key.bias", 1.0)
     weights, metrics = reference["weights"], reference["metrics"]
     worst = {
         "curve": [abs(a[1] - b[1]) for a, b in zip(reference["curve"], found["curve"], strict=True)],
         "weights": [
-            share * float((value - found["weights"][name]).abs().max())
+            float((value - found["weights"][name]).abs().max())
             for name, value in weights.items()
             if not name.endswith(left_out)
         ],
@@ -119,6 +119,12 @@ def differences(check: Check, reference: Saved, found: Saved) -> dict[str, float
         ],
     }
     return {name: max(worst[name], default=0.0) for name in check.compared}
+
+
+def within(check: Check, told: dict[str, float]) -> bool:
+    """Weights in fp32 may be a hundred times as far, as in tests.strategies.parity."""
+    weights = 1.0 if check.tolerance <= 1e-10 else 100.0
+    return all(far <= check.tolerance * (weights if name == "weights" else 1.0) for name, far in told.items())
 
 
 def as_rank(folder: Path, ranks: int, names: list[str]) -> int:
@@ -162,7 +168,7 @@ def main(arguments: list[str]) -> int:
             if key not in references:
                 references[key] = check.run("single")
             told = differences(check, references[key], found)
-            right = max(told.values()) <= check.tolerance
+            right = within(check, told)
             failed += not right
             print(f"{check.name}: {'right' if right else 'WRONG'}, {told}", flush=True)
         todo = todo[len(done) :]
