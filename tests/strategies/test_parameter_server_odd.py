@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, Trainer, TrainModule
+from drivetrain.errors import WorkerError
+from tests.patience import SOON
 from tests.runs import Classifier, difference, train
 
 
@@ -107,6 +110,24 @@ def test_all_async_workers_end_with_the_servers_weights_and_know_the_staleness(s
         assert one["traffic"]["pushes"] == workers * one["steps"]
         # On average the other workers have stepped once each between a pull and the push that follows.
         assert 0.0 < one["traffic"]["staleness_mean"] <= one["traffic"]["staleness_max"]
+
+
+class Fails(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise AssertionError("not on this device")
+
+
+class CannotStep(Classifier):
+    def configure_optimizers(self) -> Any:
+        return Fails(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_step_that_fails_beside_a_worker_is_told_while_all_wait_for_it(mode: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match="server beside rank 0 failed: AssertionError: not on this device"):
+        train(CannotStep, server(embedded=True, mode=mode), 2, max_epochs=1)
+    assert time.monotonic() - began < SOON
 
 
 def test_a_lone_worker_is_never_stale() -> None:

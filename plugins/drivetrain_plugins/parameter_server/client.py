@@ -30,6 +30,7 @@ class Client:
 
     Attributes:
         bytes_sent, messages: what this worker sent.
+        waits: called again and again while an answer is waited for; raises where none can come any more.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Client:
         self.reached = [False] * len(self.sockets)  # servers that answered: the connection had been made
         self.gone = [False] * len(self.sockets)
         self.said_goodbye = False
+        self.waits: Callable[[], None] = lambda: None
 
     def send(self, number: int, message: Message) -> None:
         """To server ``number``; returns at once."""
@@ -83,10 +85,12 @@ class Client:
         """The next message of server ``number``, which must be of ``kind``.
 
         Raises:
-            TrainingError: none came in time, the server refuses, or it or another worker is gone.
+            TrainingError: none came in time, the server refuses, or it or another worker is gone; and what ``waits``
+                raises.
         """
         deadline = time.monotonic() + self.timeout
         while not self.sockets[number].poll(_LOOK):
+            self.waits()
             if self._is_gone(number) and not self.sockets[number].poll(0):
                 raise PeerGoneError(
                     f"rank {self.ranks[number]} (parameter server {number}) is gone, its connection was closed: see"

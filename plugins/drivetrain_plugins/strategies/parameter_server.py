@@ -101,6 +101,8 @@ class ParameterServer(Strategy):
             largest=Layout.of({name: p.detach() for name, p in self.parameters.items()}).largest,
             zero_copy=self.zero_copy,
         )
+        if self.client is not None:
+            self.client.waits = self._look
         if self.listener is not None and not self.fits:
             self._start(Server(self.listener, {}, None, self.roles.workers, zero_copy=self.zero_copy))
 
@@ -289,11 +291,17 @@ class ParameterServer(Strategy):
 
     def _ask(self, make: Callable[[int], Message], kind: str) -> list[Message]:
         assert self.client is not None
+        self._look()
+        return self.client.ask(make, kind)
+
+    def _look(self) -> None:
+        """Raise what the server in this process failed with, before it is asked and while it is waited for: nobody sees
+        the connection to it close, for it ends with this process."""
         failed = self.server.failure if self.server is not None else None
         if failed is not None:
-            what = f"the parameter server beside rank {self.job.rank} failed: {failed}"
-            raise TrainingError(what) from failed  # whose kind the launcher looks at
-        return self.client.ask(make, kind)
+            what = failed if isinstance(failed, TrainingError) else f"{type(failed).__name__}: {failed}"
+            where = f"the parameter server beside rank {self.job.rank}"
+            raise TrainingError(f"{where} failed: {what}") from failed  # whose kind the launcher looks at
 
     def _take(self, answers: list[Message]) -> None:
         """Hold the weights that the servers sent."""
