@@ -143,18 +143,19 @@ class Drawn:
 
     def train(self, place: str, **more: Any) -> Outcome:
         strategy, devices = ("single", 1) if place == "single" else PLACES[place]
+        devices = more.pop("devices", devices)
         callbacks = [CALLBACKS[name]() for name in self.callbacks] + more.pop("saving", [])
         options = {"timeout": 40, "precision": self.precision, "callbacks": callbacks, **self.options, **more}
         return train(MODULES[self.module], strategy, devices, **self.loaders(), **options)
 
-    def outcome(self, folder: Path) -> Outcome:
+    def outcome(self, folder: Path, **more: Any) -> Outcome:
         """Of the second place where there was a checkpoint, else of the first."""
         if not self.step:
-            return self.train(self.place)
+            return self.train(self.place, **more)
         saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=self.step, save_top_k=-1)
-        found = self.train(self.place, saving=[saving], enable_checkpointing=True)
+        found = self.train(self.place, saving=[saving], enable_checkpointing=True, **more)
         saved = folder / f"step={self.step}.ckpt"
-        return self.train(self.second, resume=saved) if saved.exists() and found.steps > self.step else found
+        return self.train(self.second, resume=saved, **more) if saved.exists() and found.steps > self.step else found
 
 
 class Stream(features.Stream):

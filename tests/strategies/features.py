@@ -239,9 +239,9 @@ class Feature:
     callbacks: tuple[Callable[[], Callback], ...] = ()
     without: frozenset[str] = frozenset()
 
-    def run(self, strategy: Any, devices: int, precision: str) -> Outcome:
+    def run(self, strategy: Any, devices: int, precision: str, **more: Any) -> Outcome:
         callbacks = [make() for make in self.callbacks]
-        options = {"timeout": 20, "callbacks": callbacks, "precision": precision, **self.options}
+        options = {"timeout": 20, "callbacks": callbacks, "precision": precision, **self.options, **more}
         return train(self.make, strategy, devices, **self.data(), **options)
 
 
