@@ -550,6 +550,19 @@ def test_an_optimizer_step_that_forgets_its_closure() -> None:
         run(drivetrain, body=Forgets)
 
 
+def test_an_optimizer_that_leaves_out_its_closure() -> None:
+    class Leaves(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step()
+
+    class Trains(Body):
+        def configure_optimizers(self: Any) -> Any:
+            return Leaves(self.parameters(), lr=0.1)
+
+    with pytest.raises(TrainingError, match=r"Leaves.step\(closure\) did not run its closure"):
+        run(drivetrain, body=Trains)
+
+
 def test_clipping_before_any_fit() -> None:
     module = Classifier()
     with pytest.raises(RuntimeError, match="not attached"):

@@ -97,6 +97,11 @@ class Optimization:
         if self._default_step:
             optimizer = self.optimizers[0]
             self.stepped = self._through_strategy(optimizer, closure, self._before_steps[0])
+            if not called:
+                raise MisuseError(
+                    f"{type(optimizer).__name__}.step(closure) did not run its closure, which computes the loss and its"
+                    " gradients: begin it with 'loss = None if closure is None else closure()'."
+                )
         else:
             self.module.optimizer_step(self.fit.epoch, last.index, self.wrapped[0], closure)
             self.steps += self.counts_each  # one a window, and afterwards: warm-ups read the count after their step
