@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,139 @@ import drivetrain.lightning as ours
 from tests.facade.recorder import QUIET, loader, net
 
 LIBRARIES = ["lightning.pytorch", "drivetrain.lightning"]
+
+SCRIPT = """
+import logging
+import {library} as L
+from {library}.utilities import rank_zero_info
+from {library}.utilities.rank_zero import rank_zero_debug
+
+rank_zero_info("of %s", "the project")
+rank_zero_debug("not shown")
+logging.getLogger("{library}").info("of its logger")
+logging.basicConfig(level=logging.INFO, format="root: %(message)s")
+L.seed_everything(3)
+print("on standard output")
+"""
+
+
+FORMATTED = """
+import logging
+import {package} as L
+from {package}.pytorch import _logger as log
+
+L.pytorch._logger.handlers[0].setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
+L.pytorch.utilities.rank_zero.rank_zero_info("of the library")
+log.warning("of %s", "the project")
+assert L.pytorch._root_logger is logging.getLogger()
+"""
+
+
+SET_UP = """
+import logging
+from {library}.callbacks import EarlyStopping
+from {library}.utilities import rank_zero_info
+
+logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")
+rank_zero_info("of the library")
+logging.getLogger(EarlyStopping.__module__).info("of a callback")
+logging.getLogger("of.the.project").info("of the project")
+"""
+
+
+REPORTS = """
+import torch
+import {library} as L
+from {library}.callbacks import EarlyStopping, ModelCheckpoint
+from {library}.demos.boring_classes import BoringModel
+
+class Module(BoringModel):
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", torch.tensor(float(self.current_epoch)))
+
+def fit(verbose):
+    stopping = EarlyStopping("loss", patience=5, verbose=verbose)
+    saving = ModelCheckpoint("checkpoints", monitor="loss", verbose=verbose)
+    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=DEVICES, max_epochs=2, limit_train_batches=1, limit_val_batches=1,
+        callbacks=[stopping, saving], **quiet,
+    )
+    trainer.fit(Module())
+
+"""
+SILENT, VERBOSE = "fit(False)\n", "fit(True)\n"
+
+
+OF_RANKS = """
+import torch
+import torchmetrics
+import {library} as L
+from {library}.demos.boring_classes import BoringModel
+
+class Module(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).sum()
+        self.log("of a step", loss)
+        self.log("of both", loss, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("own", float(batch_idx))
+        self.log("combined", float(batch_idx), sync_dist=True)
+        self.log("of the first", float(batch_idx), rank_zero_only=True)
+        self.mean(float(batch_idx))
+        self.log("of an object", self.mean)
+
+trainer = L.Trainer(
+    accelerator="cpu", devices=DEVICES, max_epochs=2, limit_train_batches=1, limit_val_batches=1, logger=False,
+    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, strategy="ddp",
+)
+trainer.fit(Module())
+"""
+
+
+WARNED = """
+import warnings
+import torch
+from torchmetrics.classification import BinaryAccuracy
+import {library} as L
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.accuracy = torch.nn.Linear(2, 1), BinaryAccuracy()
+
+    def training_step(self, batch, batch_idx):
+        warnings.warn("said by a step")
+        self.accuracy(torch.ones(2), torch.ones(2))
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+data = torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
+L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
+          enable_progress_bar=False).fit(Net(), data)
+"""
+
+# Scripts of one process, by their names in the tests.
+ALONE = {
+    "messages": SCRIPT,
+    "formatted": FORMATTED,
+    "set up": SET_UP,
+    "silent": REPORTS.replace("DEVICES", "1") + SILENT,
+    "verbose": REPORTS.replace("DEVICES", "1") + VERBOSE,
+    "of one": OF_RANKS.replace("DEVICES", "1"),
+    "warned": WARNED,
+}
 
 # An interpreter that has the library imported, as each script does first of all, and a copy of it for each script.
 FIRST = """
@@ -64,6 +199,17 @@ def told(folder: Path, library: str, *texts: str, first: str = "") -> list[Told]
     ]
 
 
+@pytest.fixture(scope="module")
+def tells(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Told]:
+    """What a script of ``ALONE`` tells under a library, which is imported once for all of them: it takes seconds."""
+
+    @cache
+    def all_of(library: str) -> dict[str, Told]:
+        return dict(zip(ALONE, told(tmp_path_factory.mktemp("alone"), library, *ALONE.values()), strict=True))
+
+    return lambda library, name: all_of(library)[name]
+
+
 def told_by_workers(folder: Path, library: str, text: str) -> Told:
     """What a script tells that starts workers, for which a copy of an interpreter is no sound one to fork."""
     script = folder / f"{library}.py"
@@ -76,36 +222,9 @@ def _of(library: str, text: str) -> str:
     return text.format(library=library, package=library.removesuffix(".pytorch"))
 
 
-SCRIPT = """
-import logging
-import {library} as L
-from {library}.utilities import rank_zero_info
-from {library}.utilities.rank_zero import rank_zero_debug
-
-rank_zero_info("of %s", "the project")
-rank_zero_debug("not shown")
-logging.getLogger("{library}").info("of its logger")
-logging.basicConfig(level=logging.INFO, format="root: %(message)s")
-L.seed_everything(3)
-print("on standard output")
-"""
-
-
-FORMATTED = """
-import logging
-import {package} as L
-from {package}.pytorch import _logger as log
-
-L.pytorch._logger.handlers[0].setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
-L.pytorch.utilities.rank_zero.rank_zero_info("of the library")
-log.warning("of %s", "the project")
-assert L.pytorch._root_logger is logging.getLogger()
-"""
-
-
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) -> None:
-    formed, plain = told(tmp_path, library, FORMATTED, SCRIPT)
+def test_messages_of_the_first_process_are_seen(library: str, tells: Callable[[str, str], Told]) -> None:
+    formed, plain = tells(library, "formatted"), tells(library, "messages")
     assert formed.err.splitlines() == ["[INFO] of the library", "[WARNING] of the project"]
     assert plain.out == "on standard output\n"
     lines = plain.err.splitlines()
@@ -113,16 +232,6 @@ def test_messages_of_the_first_process_are_seen(library: str, tmp_path: Path) ->
     assert [line.lower() for line in lines[2:]] in (["seed set to 3"], ["root: seed set to 3"])
 
 
-SET_UP = """
-import logging
-from {library}.callbacks import EarlyStopping
-from {library}.utilities import rank_zero_info
-
-logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")
-rank_zero_info("of the library")
-logging.getLogger(EarlyStopping.__module__).info("of a callback")
-logging.getLogger("of.the.project").info("of the project")
-"""
 BEFORE = """
 import logging
 
@@ -130,10 +239,10 @@ logging.basicConfig(level=logging.INFO, filename="file", format="%(message)s")
 """
 
 
-def test_logging_that_is_set_up_after_the_import_takes_no_messages(tmp_path: Path) -> None:
+def test_logging_that_is_set_up_after_the_import_takes_no_messages(tells: Callable[[str, str], Told]) -> None:
     """Hydra sets the root logger up within a script, whose imports are done by then."""
     both = ["of the library", "of a callback"]
-    ours_told, theirs_told = (told(tmp_path, library, SET_UP)[0] for library in reversed(LIBRARIES))
+    ours_told, theirs_told = (tells(library, "set up") for library in reversed(LIBRARIES))
     assert ours_told.file.splitlines() == theirs_told.file.splitlines() == ["of the project"]
     assert ours_told.err.splitlines() == both
 
@@ -145,87 +254,29 @@ def test_logging_that_is_set_up_before_the_import_takes_messages(tmp_path: Path)
     assert ours_told.err == ""
 
 
-REPORTS = """
-import torch
-import {library} as L
-from {library}.callbacks import EarlyStopping, ModelCheckpoint
-from {library}.demos.boring_classes import BoringModel
-
-class Module(BoringModel):
-    def validation_step(self, batch, batch_idx):
-        self.log("loss", torch.tensor(float(self.current_epoch)))
-
-def fit(verbose):
-    stopping = EarlyStopping("loss", patience=5, verbose=verbose)
-    saving = ModelCheckpoint("checkpoints", monitor="loss", verbose=verbose)
-    quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
-    trainer = L.Trainer(
-        accelerator="cpu", devices=DEVICES, max_epochs=2, limit_train_batches=1, limit_val_batches=1,
-        callbacks=[stopping, saving], **quiet,
-    )
-    trainer.fit(Module())
-
-"""
-SILENT, VERBOSE = "fit(False)\n", "fit(True)\n"
-
-
 def reported(told: Told) -> list[str]:
     lines, words = told.err.lower().splitlines(), ("improved", "saved", "saving", "best", "top 1")
     return [word for line in lines for word in words if word in line]
 
 
-def test_what_callbacks_report_is_seen(tmp_path: Path) -> None:
+def test_what_callbacks_report_is_seen(tells: Callable[[str, str], Told], tmp_path: Path) -> None:
     """By a script that sets no logging up: EarlyStopping by each worker, as under Lightning, ModelCheckpoint once."""
-    alone, workers = (REPORTS.replace("DEVICES", str(devices)) for devices in (1, 2))
-    [theirs_told] = told(tmp_path, "lightning.pytorch", alone + VERBOSE)
+    theirs_told = tells("lightning.pytorch", "verbose")
     assert reported(theirs_told) == ["improved", "best", "saving", "best", "top 1", "top 1"]
-    silent, verbose = told(tmp_path, "drivetrain.lightning", alone + SILENT, alone + VERBOSE)
-    assert reported(silent) == []
-    assert reported(verbose) == ["improved", "saved", "best"]
+    assert reported(tells("drivetrain.lightning", "silent")) == []
+    assert reported(tells("drivetrain.lightning", "verbose")) == ["improved", "saved", "best"]
+    workers = REPORTS.replace("DEVICES", "2")
     of_workers = told_by_workers(tmp_path, "drivetrain.lightning", workers + SILENT + VERBOSE)
     assert sorted(reported(of_workers)) == ["best", "improved", "improved", "saved"]
 
 
-OF_RANKS = """
-import torch
-import torchmetrics
-import {library} as L
-from {library}.demos.boring_classes import BoringModel
-
-class Module(BoringModel):
-    def __init__(self):
-        super().__init__()
-        self.mean = torchmetrics.MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        loss = self.layer(batch).sum()
-        self.log("of a step", loss)
-        self.log("of both", loss, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("own", float(batch_idx))
-        self.log("combined", float(batch_idx), sync_dist=True)
-        self.log("of the first", float(batch_idx), rank_zero_only=True)
-        self.mean(float(batch_idx))
-        self.log("of an object", self.mean)
-
-trainer = L.Trainer(
-    accelerator="cpu", devices=DEVICES, max_epochs=2, limit_train_batches=1, limit_val_batches=1, logger=False,
-    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, strategy="ddp",
-)
-trainer.fit(Module())
-"""
-
-
-def test_what_ranks_do_not_combine_is_told_once(tmp_path: Path) -> None:
+def test_what_ranks_do_not_combine_is_told_once(tells: Callable[[str, str], Told], tmp_path: Path) -> None:
     def named(told: Told) -> list[str]:
         about = [line.split("self.log(")[1] for line in told.err.splitlines() if "sync_dist=True" in line]
         return sorted(line.split("'")[1] for line in about)
 
-    alone, workers = (OF_RANKS.replace("DEVICES", str(devices)) for devices in (1, 2))
-    [of_one] = told(tmp_path, "drivetrain.lightning", alone)
-    assert named(of_one) == []
+    workers = OF_RANKS.replace("DEVICES", "2")
+    assert named(tells("drivetrain.lightning", "of one")) == []
     assert named(told_by_workers(tmp_path, "drivetrain.lightning", workers)) == ["of both", "own"]
     assert named(told_by_workers(tmp_path, "lightning.pytorch", workers)) == ["of both", "of the first", "own"]
 
@@ -300,35 +351,8 @@ def test_the_check_of_a_resumed_run_begins_with_nothing_known(tmp_path: Path) ->
     assert (True, []) in here
 
 
-WARNED = """
-import warnings
-import torch
-from torchmetrics.classification import BinaryAccuracy
-import {library} as L
-
-
-class Net(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.accuracy = torch.nn.Linear(2, 1), BinaryAccuracy()
-
-    def training_step(self, batch, batch_idx):
-        warnings.warn("said by a step")
-        self.accuracy(torch.ones(2), torch.ones(2))
-        self.log("accuracy", self.accuracy, on_epoch=True)
-        return self.layer(batch).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-data = torch.utils.data.DataLoader(torch.ones(4, 2), batch_size=2)
-L.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False,
-          enable_progress_bar=False).fit(Net(), data)
-"""
-
-
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_warning_of_a_step_is_shown_once_where_a_metric_is_logged(library: str, tmp_path: Path) -> None:
-    [warned] = told(tmp_path, library, WARNED)
-    assert warned.err.count("UserWarning: said by a step") == 1
+def test_a_warning_of_a_step_is_shown_once_where_a_metric_is_logged(
+    library: str, tells: Callable[[str, str], Told]
+) -> None:
+    assert tells(library, "warned").err.count("UserWarning: said by a step") == 1
