@@ -66,6 +66,13 @@ def capture(trainer: Trainer, weights_only: bool = False, alone: bool = False) -
             )
     else:
         state = trainer.strategy.state_dict(optimizers)
+        if len(state["optimizers"]) < len(optimizers) and trainer.is_global_zero:
+            warnings.warn(
+                f"strategy={trainer.strategy_name} has no states of optimizers any more: the checkpoint holds the"
+                " weights, so training cannot go on from it; save within the run (ModelCheckpoint(save_last=True)) for"
+                " that.",
+                stacklevel=4,
+            )
     shared: dict[str, Any] = {
         "drivetrain_version": version("drivetrain"),
         "epoch": trainer.current_epoch,

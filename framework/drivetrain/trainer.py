@@ -123,6 +123,8 @@ class Trainer(TrainerState):
             raise MissingPartError("save_checkpoint needs a module: call fit first.")
         if storage_options is not None:
             raise ConfigurationError("save_checkpoint(storage_options=...): checkpoints are local files: leave it out.")
+        if not self.strategy.trains:  # a rank that serves: those that train have it all
+            return
         clock = perf_counter()
         with phase.during(phase.CHECKPOINT):
             snapshot.write(self, local_path(filepath, "filepath"), bool(weights_only))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from drivetrain import Trainer, lightning
-from drivetrain.checkpoint import load
+from drivetrain.checkpoint import Loaded, load
 from drivetrain.strategy import Strategy
 from tests.distributed import run_job
 from tests.runs import QUIET, Classifier, loader, train
@@ -58,6 +60,7 @@ def fit(rank: int, size: int, strategy: Any, folder: Path) -> dict[str, torch.Te
     [metrics] = trainer.test(module, token_loader(23, 5, shuffle=False), verbose=False)
     assert metrics["test/loss"] > 0
     assert not any(isinstance(tensor, DTensor) for tensor in module.parameters())
+    trainer.save_checkpoint(folder / "after_test.ckpt")
     trainer.close()
     return found
 
@@ -74,6 +77,61 @@ def test_the_callers_module_is_whole_again(strategy: Any, size: int, tmp_path: P
     # Saved after the module was given back, states by name all the same.
     [states] = load(tmp_path / "after.ckpt", rank=0, world_size=1).shared["optimizer_states"]
     assert states["state"].keys() == expected.keys() - {"model.head.weight"}
+    _compare(tmp_path)
+
+
+def saved_before_and_after_a_test(rank: int, size: int, strategy: Any, folder: Path) -> None:
+    module, trainer = Classifier(), Trainer(strategy=strategy, **OPTIONS, **QUIET)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(folder / "after.ckpt")
+    trainer.validate(module, loader(), verbose=False)
+    trainer.save_checkpoint(folder / "after_test.ckpt")
+    trainer.close()
+
+
+def test_an_evaluation_in_between_changes_nothing_of_what_replicas_save(tmp_path: Path) -> None:
+    run_job(saved_before_and_after_a_test, 2, {"name": "local_sgd", "period": 2, "outer": "nesterov"}, tmp_path)
+    _compare(tmp_path)
+
+
+def _compare(folder: Path) -> None:
+    """What a script saves after a fit is the same after a test in between: states had lost their names by then."""
+    first, second = (_tensors(load(folder / f"{name}.ckpt", rank=1, world_size=2)) for name in ("after", "after_test"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[place], second[place]) for place in first)
+
+
+def _tensors(loaded: Loaded) -> dict[str, torch.Tensor]:
+    """What a run goes on from, by where it lies."""
+    shared, own = loaded.shared, loaded.own or {"strategy": {}}
+    assert shared["optimizer_states"][0]["state"]
+
+    def within(place: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        if isinstance(value, torch.Tensor):
+            yield place, value
+        elif isinstance(value, (dict, list)):
+            for key, item in sorted(value.items()) if isinstance(value, dict) else enumerate(value):
+                yield from within(f"{place}/{key}", item)
+
+    kept = {"weights": shared["state_dict"], "optimizers": shared["optimizer_states"], "own": own["strategy"]}
+    return dict(within("", kept))
+
+
+def saved_after_servers_are_gone(rank: int, size: int, folder: Path) -> list[str]:
+    module, trainer = Classifier(), Trainer(strategy="parameter_server", **OPTIONS, **QUIET)
+    trainer.fit(module, loader())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.save_checkpoint(folder / "after.ckpt")
+    trainer.close()
+    return [str(one.message) for one in told]
+
+
+def test_states_of_optimizers_that_are_gone_with_their_servers_are_told_of(tmp_path: Path) -> None:
+    trained, served = run_job(saved_after_servers_are_gone, 2, tmp_path)
+    assert len(trained) == 1 and "parameter_server has no states of optimizers any more" in trained[0] and not served
+    saved = load(tmp_path / "after.ckpt", rank=0, world_size=1)
+    assert saved.meta["world_size"] == 1 and saved.shared["optimizer_states"] == []
 
 
 def built_after_a_fit(rank: int, size: int, folder: Path) -> list[torch.Tensor]:

@@ -250,7 +250,7 @@ class FullySharded(Strategy):
             return
         self._check_parameters(module, self._fits)
         self.agree_on_weights()
-        self.original = Original(module)
+        self.original = Original(module, None if self._fits else self.original)
         dtensors.refuse_new_data()
         options = self.options
         compute = self.precision.compute_dtype if options.narrow_gather else None

@@ -87,9 +87,10 @@ class LocalReplicas(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        self._kept, self._equal, self._optimizers = None, True, []
+        self._kept, self._equal = None, True
         self._fits = stage == "fit"
-        if self._fits:
+        if self._fits:  # else what the last fit has is kept: a script may save it after a test
+            self._optimizers = []
             for tensor in [*module.parameters(), *module.buffers()]:
                 self.communicator.broadcast(tensor.detach())
 

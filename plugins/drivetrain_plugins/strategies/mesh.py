@@ -103,7 +103,7 @@ class Mesh(Strategy):
         self._check_parameters(module, self.sizes(self.communicator.world_size), self._fits)
         for one in [*module.parameters(), *module.buffers()]:
             self.communicator.broadcast(one.detach())
-        self.original = Original(module)
+        self.original = Original(module, None if self._fits else self.original)
         dtensors.refuse_new_data()
         if tensor.size() > 1:  # a part that is the whole would be another parameter, which layers do not share
             styles = {"columns": ColwiseParallel, "rows": RowwiseParallel}

@@ -341,7 +341,8 @@ class ParameterServer(Strategy):
             self.communicator.barrier()  # nobody pushes again before all have pulled
 
     def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
-        packed = [named_state(self.module, optimizer) for optimizer in optimizers]
+        # After a fit its servers are gone, and the states with them.
+        packed = [named_state(self.module, one) for one in optimizers] if self.fits and self.client is not None else []
         if packed:
             answers = self._ask(lambda number: Message("state"), "state")
             beside, settings = states.kept_beside(answers, optimizers[0])

@@ -23,12 +23,17 @@ class Original:
     """What ``module`` is before an engine takes it; made right before, :meth:`noted` right after.
 
     Attributes:
-        names: the parameters that the engine held, by identity, once they are given back.
+        names: the parameters that the optimizers have, by identity, once the engine has given the module back.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, fitted: Original | None = None) -> None:
+        """
+        Args:
+            fitted: that of an earlier stage, where this one makes no optimizers: those of the last fit still have the
+                parts that its engine held, and are what a script saves after a test.
+        """
         self.module = module
-        self.names: dict[int, str] | None = None
+        self.names: dict[int, str] | None = None if fitted is None else fitted.names
         self._before = [(child, type(child), dict(vars(child))) for child in module.modules()]
 
     def noted(self) -> None:
@@ -44,7 +49,8 @@ class Original:
         for child in self.module.modules():
             if isinstance(child, FSDPModule):
                 child.reshard()
-        self.names = parameter_names(self.module)
+        if self.names is None:
+            self.names = parameter_names(self.module)
         whole: dict[int, Tensor] = {}
         for child in self.module.modules():
             tables: list[dict[str, Any]] = [child._parameters, child._buffers]
