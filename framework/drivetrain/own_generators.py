@@ -23,28 +23,30 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-_DEPTH = 5  # a subset of a data set with a transform that is a list of objects with generators
+_LOOKED_AT = 5000  # objects, which takes some ten milliseconds
 _MOST = 64  # of transforms or data sets in a collection: a longer one holds samples
-_HOLDERS = ("sampler", "batch_sampler", "samplers", "base_sampler")  # where samplers keep those that they draw from
+_LIBRARIES = sys.stdlib_module_names | {
+    "torch",
+    "numpy",
+    "drivetrain",
+}  # whose classes and modules have none to draw by
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+_READ_FOR_SAMPLES = ("dataset", "collate_fn", "worker_init_fn", "_iterator")  # of a loader, and not for their order
 
 
 class OwnGenerators:
     """Those of ``loader`` that draw in this process: of its samplers, and of a stream or a loader of the project's.
-    Those of a data set, whose draws belong to its samples, are none of them.
-
-    Attributes:
-        found: the generators.
-    """
+    Those of a data set, whose draws belong to its samples, are none of them."""
 
     def __init__(self, loader: Any) -> None:
-        self.found = list(_generators(loader))
+        self._loader = loader
         self._opened: tuple[int, list[Any]] | None = None
         self._resumed: list[Any] | None = None
 
     def opening(self, epoch: int) -> None:
         """``epoch`` is about to be opened, which may draw; nothing to do where it was opened before."""
         if self._resumed is not None:
-            for generator, (_, state) in zip(self.found, self._resumed, strict=True):
+            for generator, (_, state) in zip(_ordering(self._loader), self._resumed, strict=False):
                 put_back(generator, state)
             self._resumed = None
         if self._opened is None or self._opened[0] != epoch:
@@ -61,7 +63,7 @@ class OwnGenerators:
 
     def go_on_from(self, states: list[Any]) -> None:
         """The epoch that is opened next draws from these ``states``; of other generators they are left out."""
-        if [kind for kind, _ in states] == [kind_of(generator) for generator in self.found]:
+        if [kind for kind, _ in states] == [kind_of(generator) for generator in _ordering(self._loader)]:
             self._resumed = states
         elif states:
             rank_zero_warn(
@@ -70,48 +72,49 @@ class OwnGenerators:
             )
 
     def _now(self) -> list[Any]:
-        return [[kind_of(generator), state_of(generator)] for generator in self.found]
+        return [[kind_of(generator), state_of(generator)] for generator in _ordering(self._loader)]
 
 
-def _generators(loader: Any) -> Iterator[Any]:
-    within: list[Any] = []
-    if isinstance(loader, DataLoader):
-        owners = [loader.sampler, loader.batch_sampler]
-        if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0:
-            within = held_within(loader.dataset)
-        found = [loader.generator]
-    else:
-        owners, found = [loader], []
+def _ordering(loader: Any) -> list[Any]:
+    """Looked for anew each time: a sampler may make its generator when it is read first."""
+    if not isinstance(loader, DataLoader):
+        return held_within(loader)
+    owners: list[Any] = [loader.generator, loader.sampler, loader.batch_sampler]
+    if type(loader) is not DataLoader:  # one that may draw by itself
+        owners += [held for name, held in vars(loader).items() if name not in _READ_FOR_SAMPLES]
+        owners += _of_class(type(loader))
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0:
+        return held_within(*owners, loader.dataset)
+    return held_within(*owners, apart=loader.dataset)
+
+
+def held_within(*owners: Any, apart: Any = None) -> list[Any]:
+    """The generators that ``owners`` hold as attributes, and those of what they hold: the data set within a subset, a
+    transform, the transforms of a chain of them. Also those that their class has, and those of a module that its code
+    names. In the order of the attributes, each once; the global ones are none of their own.
+
+    Args:
+        apart: what holds is not looked into.
+    """
     seen: dict[int, Any] = {}
-    while owners:
-        owner = owners.pop(0)
-        if id(owner) in seen:
-            continue
-        seen[id(owner)] = owner
-        attributes = _attributes(owner)
-        found += attributes.values()
-        for name in _HOLDERS:
-            held = attributes.get(name)
-            owners += held if isinstance(held, (list, tuple)) else [held]
-    found += within
-    yield from {id(one): one for one in found if isinstance(one, _kinds())}.values()
+    if apart is not None:
+        _search([apart], seen)
+    return _search(owners, seen)
 
 
-def held_within(owner: Any, depth: int = _DEPTH) -> list[Any]:
-    """The generators that ``owner`` holds as attributes, and those of what it holds: the data set within a subset, a
-    transform, the transforms of a chain of them. In the order of the attributes, each once; the global ones are none of
-    its own."""
+def _search(owners: Iterable[Any], seen: dict[int, Any]) -> list[Any]:
+    """The generators that are within ``owners``, past what was ``seen``, which what is looked at is added to."""
     found: dict[int, Any] = {}
-    seen: dict[int, Any] = {}
-    ahead = [(owner, depth)]
+    most = len(seen) + _LOOKED_AT
+    kinds, ahead = _kinds(), deque(owners)
     while ahead:
-        one, left = ahead.pop(0)
-        if isinstance(one, _kinds()):
+        one = ahead.popleft()
+        if isinstance(one, kinds):
             if not any(one is each for each in _global()):
                 found[id(one)] = one
-        elif id(one) not in seen and left >= 0:
+        elif id(one) not in seen and len(seen) < most:
             seen[id(one)] = one
-            ahead += [(held, left - 1) for held in _held(one)]
+            ahead += [held for held in _held(one) if not isinstance(held, _PLAIN)]
     return [*found.values()]
 
 
@@ -121,13 +124,26 @@ def _held(one: Any) -> Iterable[Any]:
     if isinstance(one, (types.MethodType, types.BuiltinMethodType)):
         return (one.__self__,)
     if isinstance(one, types.FunctionType):
-        return [*_closed_over(one), *(one.__defaults__ or ())]
-    if isinstance(one, (type, types.ModuleType, Tensor)):
+        given = (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values())
+        return [*_closed_over(one), *given, *_named_in(one)]
+    if isinstance(one, (type, types.ModuleType, Tensor)) or type(one).__module__.startswith("drivetrain."):
         return ()
-    within: Iterable[Any] = ()
-    if isinstance(one, (Mapping, list, tuple, deque)) and len(one) <= _MOST:
-        within = one.values() if isinstance(one, Mapping) else one
-    return [*within, *_attributes(one).values()]
+    return [*_members(one), *_attributes(one).values(), *_of_class(type(one))]
+
+
+def _members(one: Any) -> Iterable[Any]:
+    """Of a collection, unless it holds samples."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(one, numpy.ndarray):
+        found = one.ravel() if one.dtype == object else ()
+    elif isinstance(one, (Mapping, list, tuple, deque, set, frozenset)):
+        found = one.values() if isinstance(one, Mapping) else one
+    else:
+        return ()
+    if len(found) <= _MOST:
+        return found
+    stored = type(one).__module__ in ("builtins", "collections", "numpy")  # else looking at it may make samples
+    return found if stored and isinstance(next(iter(found)), _kinds()) else ()
 
 
 def _attributes(one: Any) -> dict[str, Any]:
@@ -142,6 +158,34 @@ def _attributes(one: Any) -> dict[str, Any]:
     return found
 
 
+def _of_class(kind: type) -> Iterator[Any]:
+    """What ``kind`` and its parents have for all of their objects, where they are none of a library's."""
+    for each in kind.__mro__:
+        if not _is_of_library(each.__module__):
+            for held in vars(each).values():
+                held = held.fget if isinstance(held, property) else held
+                yield held.__func__ if isinstance(held, (staticmethod, classmethod)) else held
+
+
+def _named_in(function: types.FunctionType) -> Iterator[Any]:
+    """What the code of ``function`` names of its module, and the generators that it names of another or of a class."""
+    if _is_of_library(function.__module__):
+        return
+    names, codes = dict[str, None](), [function.__code__]
+    for code in codes:
+        names |= dict.fromkeys(code.co_names)
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    for found in [function.__globals__[name] for name in names if name in function.__globals__]:
+        if isinstance(found, (type, types.ModuleType)):
+            yield from (one for one in map(vars(found).get, names) if isinstance(one, _kinds()))
+        else:
+            yield found
+
+
+def _is_of_library(module: str | None) -> bool:
+    return module is None or module.partition(".")[0] in _LIBRARIES
+
+
 def _closed_over(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # one that is empty as yet
@@ -151,7 +195,8 @@ def _closed_over(function: types.FunctionType) -> Iterator[Any]:
 def _kinds() -> tuple[type, ...]:
     numpy = sys.modules.get("numpy")
     ours: tuple[type, ...] = (torch.Generator, random.Random)
-    return ours if numpy is None else (*ours, numpy.random.Generator, numpy.random.RandomState)
+    theirs = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return (*ours, *theirs)
 
 
 def _global() -> Iterator[Any]:
@@ -171,7 +216,9 @@ def state_of(generator: Any) -> Any:
         return generator.get_state()
     if isinstance(generator, random.Random):
         return generator.getstate()
-    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
+    if hasattr(generator, "get_state"):  # of numpy's older kind
+        return generator.get_state()
+    return getattr(generator, "bit_generator", generator).state
 
 
 def put_back(generator: Any, state: Any) -> None:
@@ -180,10 +227,10 @@ def put_back(generator: Any, state: Any) -> None:
         generator.set_state(state)
     elif isinstance(generator, random.Random):
         generator.setstate(state)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
+    elif hasattr(generator, "set_state"):
         generator.set_state(state)
+    else:
+        getattr(generator, "bit_generator", generator).state = state
 
 
 def mark_of(generator: Any) -> int:
@@ -199,7 +246,8 @@ def seed_anew(generator: Any, seed: int) -> None:
         generator.manual_seed(seed)
     elif isinstance(generator, random.Random):
         generator.seed(seed)
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
-    else:
+    elif hasattr(generator, "set_state"):
         generator.seed(seed & 0xFFFFFFFF)
+    else:
+        bits = getattr(generator, "bit_generator", generator)
+        bits.state = type(bits)(seed).state

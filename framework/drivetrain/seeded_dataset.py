@@ -11,6 +11,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Seeded:
         self.__dataset, self.__run_seed, self.__collate, self.__tells = dataset, seed, collate, tells
         self.__marks = [mark_of(generator) for generator in self.__held()]
         self.__generators: list[Any] | None = None  # as this process has them
+        self.__complete = False  # whether it was looked for them when a sample had been made
 
     def __getattr__(self, name: str) -> Any:
         if name == "__getitems__" and _makes_batches(self.__dataset):
@@ -60,9 +62,22 @@ class Seeded:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
         self.__generators = self.__held() if self.__generators is None else self.__generators
-        for mark, generator in zip(self.__marks, self.__generators, strict=False):
+        marks = chain(self.__marks, count())  # of those that were made here each has its place's
+        for mark, generator in zip(marks, self.__generators, strict=False):
             seed_anew(generator, mix(number, mark))
         return index
+
+    def __made(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives. Where a generator came to be meanwhile, as one that is made for the first sample in each
+        process, it gives that again, with this drawn by the sample, too."""
+        made = make()
+        if not self.__complete:
+            self.__complete, known = True, self.__generators
+            self.__generators = self.__held()
+            if known is not None and {id(one) for one in self.__generators} - {id(one) for one in known}:
+                self.__seeded(key)
+                made = make()
+        return made
 
     def __held(self) -> list[Any]:
         found = [*held_within(self.__dataset), *held_within(self.__collate)]
@@ -71,7 +86,8 @@ class Seeded:
     def __getitem__(self, key: tuple[int, Any] | list[tuple[int, Any]]) -> Any:
         if isinstance(key, list):  # of a loader that asks for a whole batch at once
             return self.__at_once(self.__dataset.__getitem__, key)
-        return self.__dataset[self.__seeded(key)]
+        index = self.__seeded(key)
+        return self.__made(key, lambda: self.__dataset[index])
 
     def __many(self, keys: list[tuple[int, Any]]) -> Any:
         return self.__at_once(self.__dataset.__getitems__, keys)
@@ -79,10 +95,11 @@ class Seeded:
     def __at_once(self, make: Callable[[list[Any]], Any], keys: list[tuple[int, Any]]) -> Any:
         """What ``make`` gives for these samples, with the draws of the first of them."""
         self.__seeded(keys[0])
+        indices = [index for _, index in keys]
         if not self.__tells:
-            return make([index for _, index in keys])
+            return self.__made(keys[0], lambda: make(indices))
         self.__tells, before = False, self.__states()
-        made = make([index for _, index in keys])
+        made = self.__made(keys[0], lambda: make(indices))
         info = torch.utils.data.get_worker_info()
         if self.__states() != before and (info is None or info.id == 0):
             warnings.warn(

@@ -450,7 +450,9 @@ class BatchSource:
             return self.reader
         reader_seed = mix(mix(self.seed, self.epoch), 2 * self.index + self.training)
         seed = mix(reader_seed, self.shard.rank if self.own_stream else 0)
-        read = PrivateRandom(self.reader, seed, opening=getattr(self.reader, "num_workers", 0) > 0)
+        # A loader that iterates in a way of its own may ask torch's for an iterator when its first batch is asked for.
+        opening = getattr(self.reader, "num_workers", 0) > 0 and type(self.loader).__iter__ is DataLoader.__iter__
+        read = PrivateRandom(self.reader, seed, opening)
         return in_its_own_mode(iter(read))
 
     def _read_sampled(self, start: int) -> Iterator[MicroBatch]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drivetrain.seeded_dataset import Seeded
@@ -60,14 +61,22 @@ class IsDict(dict[int, float]):
 
 
 class Calls:
-    def __init__(self, draw: Callable[[], float]) -> None:
+    def __init__(self, draw: Any) -> None:
         self.draw = draw
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> float:
-        return index + self.draw()
+        draw = self.draw
+        if isinstance(draw, (list, set, np.ndarray)):
+            draw = next(iter(draw)).random
+        elif isinstance(draw, np.random.BitGenerator):
+            draw = draw.random_raw
+        return index + draw()
+
+    def draw_again(self) -> float:
+        return self.draw()
 
 
 class InDeque(Calls):
@@ -77,6 +86,43 @@ class InDeque(Calls):
 
     def _first(self) -> float:
         return float(self.steps[0].random())
+
+
+class OfTheClass(Calls):
+    draws = random.Random(1)
+
+    def __init__(self) -> None:
+        super().__init__(self._draw)
+
+    def _draw(self) -> float:
+        return self.draws.random()
+
+
+OF_THE_MODULE = random.Random(1)
+
+
+def of_the_module() -> float:
+    return OF_THE_MODULE.random()
+
+
+class MadeForTheFirst(Calls):
+    """Makes its generator when a process reads the first sample."""
+
+    def __init__(self) -> None:
+        self.made: random.Random | None = None
+        super().__init__(self._draw)
+
+    def _draw(self) -> float:
+        self.made = random.Random(1) if self.made is None else self.made
+        return self.made.random()
+
+
+class Deep(Calls):
+    def __init__(self) -> None:
+        draw: Callable[[], float] = random.Random(1).random
+        for _ in range(9):
+            draw = Calls(draw).draw_again
+        super().__init__(draw)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +135,19 @@ class InDeque(Calls):
         IsDict,
         lambda: Calls(random.Random(1).random),
         InDeque,
+        OfTheClass,
+        lambda: Calls(of_the_module),
+        MadeForTheFirst,
+        Deep,
+        lambda: Calls([random.Random(1)] * 100),
+        lambda: Calls({random.Random(1)}),
+        lambda: Calls(np.array([random.Random(1)])),
+        lambda: Calls(np.random.PCG64(1)),
     ],
-    ids=["slots", "beside slots", "slotted dataclass", "a list", "a dict", "a bound method", "a deque"],
+    ids=[
+        *("slots", "beside slots", "slotted dataclass", "a list", "a dict", "a bound method", "a deque", "a class"),
+        *("a module", "made late", "deep", "many", "a set", "an array of objects", "bits"),
+    ],
 )
 def test_a_sample_draws_the_same_whatever_was_read_before_it(make: Callable[[], Any]) -> None:
     forwards, backwards = Seeded(make(), seed=7), Seeded(make(), seed=7)

@@ -70,6 +70,26 @@ class Batches:
         return 7
 
 
+class Within(Sampler[int]):
+    """Reads what another one chooses, which draws by a generator that lies deeper."""
+
+    def __init__(self) -> None:
+        self.chosen_by = {"inner": Drawn(np.random.default_rng(5), at_once=True)}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.chosen_by["inner"])
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class ByItself(DataLoader[Any]):
+    """Iterates in a way of its own, in which it asks torch's for an iterator when its first batch is asked for."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
 def by(sampler: Any) -> DataLoader[Any]:
     return DataLoader(dataset(SAMPLES), batch_size=BATCH, sampler=sampler)
 
@@ -154,6 +174,27 @@ def test_under_lightnings_meanings(kind: str, moment: str, tmp_path: Path) -> No
     resume = earliest(tmp_path)
     again, _ = run()
     assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
+
+
+def test_a_generator_deep_within_a_sampler(tmp_path: Path) -> None:
+    whole = train(data=by(Within()), max_epochs=3)
+    resumed = train(
+        data=by(Within()), max_epochs=3, resume=saved(tmp_path, "within an epoch", data=by(Within()), max_epochs=3)
+    )
+    assert max(difference(whole, resumed).values()) == 0.0
+
+
+def test_a_loader_with_processes_that_iterates_in_its_own_way_is_shuffled_by_the_runs_seed(run_alone: Any) -> None:
+    run_alone(shuffled_by_the_runs_seed, timeout=60)  # torch keeps a signal handler
+
+
+def shuffled_by_the_runs_seed() -> None:
+    def run() -> Any:
+        return train(data=ByItself(dataset(SAMPLES), BATCH, shuffle=True, num_workers=1))
+
+    first = run()
+    torch.manual_seed(7)
+    assert max(difference(first, run()).values()) == 0.0
 
 
 class Project(facade.LightningModule):
