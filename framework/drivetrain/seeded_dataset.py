@@ -37,7 +37,7 @@ class Seeded:
 
     def __init__(self, dataset: Any, seed: int, collate: Any = None, tells: bool = False) -> None:
         self.__dataset, self.__run_seed, self.__collate, self.__tells = dataset, seed, collate, tells
-        self.__marks = [mark_of(generator) for generator in self.__held()]
+        self.__marked = [(generator, mark_of(generator)) for generator in self.__held()]
         self.__generators: list[Any] | None = None  # as this process has them
         self.__complete = False  # whether it was looked for them when a sample had been made
 
@@ -62,7 +62,7 @@ class Seeded:
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(number & 0xFFFFFFFF)
         self.__generators = self.__held() if self.__generators is None else self.__generators
-        marks = chain(self.__marks, count())  # of those that were made here each has its place's
+        marks = chain((mark for _, mark in self.__marked), count())  # those that were made here have their place's
         for mark, generator in zip(marks, self.__generators, strict=False):
             seed_anew(generator, mix(number, mark))
         return index
@@ -119,6 +119,11 @@ class Seeded:
     def __len__(self) -> int:
         return len(self.__dataset)
 
+    def __take_marks(self, former: Seeded) -> None:
+        """Let generators that ``former`` knew have the marks that they have there."""
+        known = {id(generator): mark for generator, mark in former.__marked}
+        self.__marked = [(one, known.get(id(one), mark)) for one, mark in self.__marked]
+
 
 def _makes_batches(dataset: Any) -> bool:
     """Whether it gives a list of samples otherwise than one by one, as torch's subset does of a data set that gives
@@ -135,3 +140,10 @@ def reseed(dataset: Any, seed: int) -> None:
     """Let ``dataset``, where it is a :class:`Seeded`, draw what one of a run of this seed draws."""
     if isinstance(dataset, Seeded):
         setattr(dataset, f"{_OWN}run_seed", seed)
+
+
+def go_on_as(dataset: Any, former: Any) -> None:
+    """Let ``dataset``, where both are a :class:`Seeded`, draw from the same generators as ``former`` does: of a loader
+    that is asked for again, between which an evaluation in this process may have drawn from them."""
+    if isinstance(dataset, Seeded) and isinstance(former, Seeded):
+        getattr(dataset, f"{_OWN}take_marks")(former)

@@ -39,6 +39,7 @@ from drivetrain.rank_batches import Cut, Numbered, as_told, one_ahead, rank_part
 from drivetrain.resharded import Resharded, can_be_resharded, resharded
 from drivetrain.sample_draws import SampleDraws
 from drivetrain.sample_orders import Dealt, EpochOrder, Noted, OfRun, ShardedBatches
+from drivetrain.seeded_dataset import go_on_as
 from drivetrain.stateful_loader import Places, Stateful
 from drivetrain.strategy import Shard
 
@@ -385,6 +386,13 @@ class BatchSource:
             self._of_run.seed = mix(seed, 2 * self.index + self.training)
         for source in self.at_once:
             source.reseed(seed)
+
+    def go_on_as(self, former: BatchSource) -> None:
+        """Draw as ``former`` did, in whose place this is read."""
+        if self._resharded is not None and former._resharded is not None:
+            go_on_as(self._resharded.reader.dataset, former._resharded.reader.dataset)
+        for source, before in zip(self.at_once, former.at_once, strict=False):
+            source.go_on_as(before)
 
     @property
     def chosen_first(self) -> float | None:

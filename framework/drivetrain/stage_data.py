@@ -185,6 +185,8 @@ def ask_again(trainer: Trainer, which: str) -> list[BatchSource]:
     else:
         trainer.train_source = None
         found = [training(trainer)]
+    for source, before in zip(found, former, strict=False):
+        source.go_on_as(before)
     still = {id(one.loader) for source in found for one in source.with_processes()}
     _end_processes(source for source in former if not any(id(one.loader) in still for one in source.with_processes()))
     return found

@@ -27,11 +27,12 @@ from torch.utils.data import (
 from torch.utils.data import default_collate as plain_collate
 
 import drivetrain.lightning as facade
+from drivetrain import Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.errors import Interrupted
 from tests.resume.runs import Everything, NoisyStream
 from tests.resume.test_own_generators import MOMENTS, Project, earliest
-from tests.runs import QUIET, dataset, difference, train
+from tests.runs import QUIET, Outcome, dataset, difference, train
 
 SAMPLES, BATCH = 26, 4  # seven batches, the last one of two
 
@@ -253,6 +254,39 @@ def test_under_lightnings_meanings(kind: str, moment: str, tmp_path: Path) -> No
     weights = run(callbacks=[saving], enable_checkpointing=True)
     resume = earliest(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(weights, run(), strict=True))
+
+
+def test_processes_of_a_loader_that_is_asked_for_again_draw_as_before(tmp_path: Path, run_alone: Any) -> None:
+    """Though validation, in this process, draws from the same generator meanwhile."""
+    run_alone(asked_for_again, tmp_path, timeout=60)
+
+
+def asked_for_again(tmp_path: Path) -> None:
+    def run(**more: Any) -> Outcome:
+        noise = Noise(np.random.default_rng(5))
+        module = Asked(noise)
+        settings = {**QUIET, "max_epochs": 2, "num_sanity_val_steps": 0, "seed": 3, "precision": "64-true"}
+        trainer = Trainer(**{**settings, "reload_dataloaders_every_n_epochs": 1, **more})
+        trainer.fit(module, ckpt_path=resume)
+        return Outcome([*trainer.loss_curve], {**module.state_dict()}, {}, trainer.global_step, trainer, module)
+
+    resume = None
+    saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **MOMENTS["within an epoch"])
+    whole = run(callbacks=[saving], enable_checkpointing=True)
+    resume = earliest(tmp_path)
+    assert max(difference(whole, run()).values()) == 0.0
+
+
+class Asked(Everything):
+    def __init__(self, noise: Noise) -> None:
+        super().__init__(0.0)
+        self.loaders = (read(Transformed(noise), num_workers=1), DataLoader(Transformed(noise, 9), batch_size=3))
+
+    def train_dataloader(self) -> Any:
+        return self.loaders[0]
+
+    def val_dataloader(self) -> Any:
+        return self.loaders[1]
 
 
 def test_a_validation_that_was_given_up_is_made_with_the_same_draws(tmp_path: Path) -> None:
