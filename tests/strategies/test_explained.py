@@ -63,6 +63,40 @@ class Critic(Gan):
         second.zero_grad()
 
 
+class Thrown(Critic):
+    """Zeroes the gradients of such a loss, and steps by another's."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        _, second = self.optimizers()
+        x = batch[0].clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.critic(x).sum(), x, create_graph=True)
+        self.manual_backward(slope.square().mean())
+        second.zero_grad()
+        self.manual_backward(nn.functional.softplus(self.critic(batch[0])).mean())
+        second.step()
+
+
+class Adversarial(Classifier):
+    """Goes forward again where the slope of a first pass points to; on the last of several ranks batch 1 has no loss
+    where it ``skips``."""
+
+    def __init__(self, skips: bool = False) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*(seeded(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh())) for _ in range(3)))
+        self.head = seeded(lambda: nn.Linear(6, 4))
+        self.skips = skips
+
+    def score(self, x: torch.Tensor) -> Any:
+        return self.head(self.net(x))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.skips and batch_idx == 1 and self.trainer.global_rank == 1:
+            return None
+        x = batch[0].clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(nn.functional.cross_entropy(self.score(x), batch[1], reduction="sum"), x)
+        return nn.functional.cross_entropy(self.score(batch[0] + 0.1 * slope), batch[1])
+
+
 class Bare(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         raise RuntimeError("a DTensor of my own")
@@ -83,6 +117,8 @@ ZERO = {"name": "zero", "stage": 3}
         (Penalised, LAYERS, r"\(in .*: strategy=fsdp frees whole weights .*: use strategy=ddp\)"),
         (lambda: Penalised(1), LAYERS, r"a gradient of net.weight came when strategy=fsdp had .* needs strategy=ddp"),
         (Critic, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
+        (Thrown, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
+        (lambda: Adversarial(skips=True), "fsdp", r"training_step returned None on rank 1: with sharded parameters"),
         (Penalised, ZERO, r"\(in .*: strategy=zero with stage=3 leaves parameters empty between passes"),
         (Once, "pipeline", r"\(in .*: the step of strategy=pipeline has what comes out of the network"),
     ],
@@ -100,6 +136,10 @@ def test_penalties_on_slopes_where_they_can_be(strategy: Any) -> None:
         assert max(difference(train(make), train(make, strategy, 2)).values()) < 1e-10
     if strategy == "ddp":
         assert max(difference(train(Critic), train(Critic, strategy, 2)).values()) < 1e-10
+
+
+def test_slopes_that_a_step_takes_by_itself() -> None:
+    assert max(difference(train(Adversarial), train(Adversarial, "fsdp", 2)).values()) < 1e-10
 
 
 def test_others_errors_stay_as_they_are() -> None:

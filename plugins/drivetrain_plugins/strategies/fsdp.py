@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -110,21 +110,34 @@ def let_go(parts: Iterable[FSDPModule]) -> None:
         part.reshard()
 
 
-def refuse_late_gradients(module: nn.Module, parts: Iterable[FSDPModule], optimizer: Optimizer, way: str) -> None:
-    """Refuse a gradient that ``optimizer`` would step without, and have in its next step: it came to whole weights when
-    the ranks had brought theirs together, as where a loss has a gradient of a gradient in it."""
-    stepped = {id(parameter) for parameter in parameters_of(optimizer)}
+def gone_back(module: TrainModule, parts: Sequence[FSDPModule], reduced: bool, way: str) -> None:
+    """A backward pass from a loss is over, in which gradients were ``reduced`` or not."""
+    if isinstance(module, FSDPModule):
+        module.reshard()
+    if reduced:
+        refuse_late_gradients(module, parts, way)
+
+
+def refuse_late_gradients(module: TrainModule, parts: Iterable[FSDPModule], way: str) -> None:
+    """Refuse a gradient that an optimizer would step without, and have in its next step, also where the module zeroed
+    gradients in between: it came to whole weights when the ranks had brought theirs together, as where a loss has a
+    gradient of a gradient in it. Call it when a backward pass that reduces gradients is over."""
+    late = []
     for part in parts:
         state: Any = part._get_fsdp_state()
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the one of earlier versions
         for one in [one for group in groups if group is not None for one in group.fsdp_params]:
             whole = getattr(one, "_unsharded_param", None)  # made when it is gathered for the first time
-            if whole is not None and whole.grad is not None and id(one.sharded_param) in stepped:
-                name = parameter_names(module).get(id(one.sharded_param), "a parameter")
-                raise TrainingError(
-                    f"a gradient of {name} came when {way} had brought together those of its block: a loss"
-                    " with a gradient of a gradient in it (create_graph=True) needs strategy=ddp."
-                )
+            if whole is not None and whole.grad is not None:
+                late.append(id(one.sharded_param))
+    if late:
+        stepped = {id(p) for optimizer in module.trainer.optimizers for p in parameters_of(optimizer)}
+        names = parameter_names(module)
+        for name in [names.get(one, "a parameter") for one in late if one in stepped]:
+            raise TrainingError(
+                f"a gradient of {name} came when {way} had brought together those of its block: a loss"
+                " with a gradient of a gradient in it (create_graph=True) needs strategy=ddp."
+            )
 
 
 def _shard(
@@ -144,6 +157,8 @@ def _shard(
             note_trained(network)
         return None
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    # Else a gradient that is taken within a step (autograd.grad of an input) would take away what it goes on with.
+    cast(FSDPModule, module).set_reshard_after_backward(False, recurse=False)
     step = None
     for name in _STEPS:
         if hasattr(module, name):
@@ -279,6 +294,7 @@ class FullySharded(Strategy):
             loss = super().forward_backward(step)
             if loss is None:
                 self._without_loss(self._passes, step)
+                gone_back(self.module, self._cut, False, f"strategy={self.name}")  # with the others, who have a loss
         return loss
 
     def _without_loss(self, passes: Lockstep, step: Any) -> None:
@@ -293,6 +309,7 @@ class FullySharded(Strategy):
         reduces = sync or self.options.reduce_every_micro_batch
         with self._passes.backward(reduces, weighted) if self._passes else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
+        gone_back(self.module, self._cut, reduces, f"strategy={self.name}")
         self._reductions += reduces
 
     def normalise(self, optimizer: Optimizer) -> None:
@@ -310,7 +327,8 @@ class FullySharded(Strategy):
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         let_go(self._cut)
-        refuse_late_gradients(self.module, self._cut, optimizer, f"strategy={self.name}")
+        if not self.module.automatic_optimization:  # it may have gone backward by itself
+            refuse_late_gradients(self.module, self._cut, f"strategy={self.name}")
 
         def step() -> bool:
             with dtensors.stepping(optimizer):

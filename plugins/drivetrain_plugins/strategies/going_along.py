@@ -115,6 +115,7 @@ class GoingAlong:
                 part.register_forward_hook(self._left),
             ]
         self._forward = self._repeated = self._zeroes = self._over = False
+        self._back_within = False  # whether the step takes gradients by itself, whose pass gathers weights, too
         self._calls: list[Call] = []
         self._open: list[Call] = []
         self._order: list[int] = []  # of the parts that the backward pass came to, and left (the complement)
@@ -137,7 +138,7 @@ class GoingAlong:
     def step(self) -> Iterator[None]:
         """Around a step, of which the calls are noted until :meth:`turns`."""
         self._calls, self._open, self._order = [], [], []
-        self._forward, self._repeated, self._over = True, False, False
+        self._forward, self._repeated, self._over, self._back_within = True, False, False, False
         try:
             yield
         finally:
@@ -156,7 +157,7 @@ class GoingAlong:
         if used is not None:
             self._used = frozenset(used)
         repeats_unseen = self._repeated and not all(one.enabled for one in _all(self._calls))
-        self._known = None if self._open or repeats_unseen else self._calls
+        self._known = None if self._open or repeats_unseen or self._back_within else self._calls
         self._over = True
 
     def told(self) -> str:
@@ -227,6 +228,7 @@ class GoingAlong:
         call.leaves, order = True, self._order
 
         def came(gradient: Tensor) -> None:
+            self._back_within = self._back_within or self._forward
             if not call.went_back:
                 call.went_back = True
                 order.append(call.part)

@@ -30,7 +30,7 @@ from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.first_step import FirstStep
-from drivetrain_plugins.strategies.fsdp import let_go, reduced, refuse_late_gradients, shard
+from drivetrain_plugins.strategies.fsdp import gone_back, let_go, reduced, refuse_late_gradients, shard
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.plain_parameters import refuse_hooks, refuse_hooks_on_parts, refuse_uncuttable
@@ -140,6 +140,7 @@ class Mesh(Strategy):
                 if found is not None:
                     made = True
                     self.contributed, self.weighted = self.contributed or found[0], self.weighted or found[1]
+                gone_back(self.module, self._cut, False, f"strategy={self.name}")  # with the others, who have a loss
         self._reductions += reduces and made
         return loss
 
@@ -148,10 +149,12 @@ class Mesh(Strategy):
         reduces = passes is None or sync or self.options.reduce_every_micro_batch
         with passes.backward(reduces, weighted) if passes else nullcontext():
             super().backward(loss, share, sync, weighted=weighted, **options)
+        gone_back(self.module, self._cut, reduces, f"strategy={self.name}")
 
     def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
         let_go(self._cut)
-        refuse_late_gradients(self.module, self._cut, optimizer, f"strategy={self.name}")
+        if not self.module.automatic_optimization:  # it may have gone backward by itself
+            refuse_late_gradients(self.module, self._cut, f"strategy={self.name}")
 
         def step() -> bool:
             with dtensors.stepping(optimizer), _uniform_groups(optimizer):
