@@ -8,6 +8,7 @@ The caller reads them with ``weights_only=True``.
 from __future__ import annotations
 
 import io
+import sys
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -107,6 +108,8 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
                     "counted": _batches_of(trainer, request.stage),
                     "progress": trainer.progress_of(request.stage).state_dict(),
                     "fitted": fit is not None,
+                    "batches_of_epoch": 0 if fit is None else fit.batch_progress.current.completed,
+                    "gathered": _gathered(module),
                 }
             ),
             "seconds": trainer.timing.seconds | {"total": trainer.timing.total, "samples": trainer.timing.samples},
@@ -115,6 +118,17 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
     if request.stage == "fit":
         left_state.leave(trainer, folder)
     trainer.close()
+
+
+def _gathered(module: TrainModule) -> list[str]:
+    """Metrics of ``module`` that were updated since they were reset last, and whose states are none of its weights."""
+    torchmetrics = sys.modules.get("torchmetrics")
+    return [
+        name
+        for name, one in module.named_modules()
+        if torchmetrics is not None and isinstance(one, torchmetrics.Metric)
+        if one.update_called and not all(one._persistent.values())
+    ]
 
 
 def _batches_of(trainer: Trainer, stage: str) -> dict[str, Any]:
@@ -210,7 +224,16 @@ def _take_over(trainer: Trainer, request: Request, folder: Path) -> Any:
     if request.stage == "fit":
         trainer._adopted = counted
         trainer.left_state = left_state.found(folder, trainer.num_devices)
+    gathered = counters.pop("gathered")
+    if gathered:
+        warnings.warn(
+            f"what the metrics {', '.join(gathered[:5])} of {type(module).__name__} gathered was left with the workers:"
+            " log them, or keep what they compute in an attribute, in a hook such as on_train_epoch_end.",
+            stacklevel=2,
+        )
     fitted = counters.pop("fitted")
+    if not fitted:
+        del counters["batches_of_epoch"]
     trainer._counted |= counters.pop("counted")
     trainer.progress_of(request.stage).load_state_dict(counters.pop("progress"))
     trainer.published.load_state_dict(counters.pop("published"))

@@ -10,13 +10,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 
 from drivetrain.attribute_dict import AttributeDict
 from drivetrain.config_containers import is_mapping_config, without
 from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.given_hyperparameters import given_to
+from drivetrain.rank_zero import rank_zero_warn
 
 
 class HyperparametersMixin:

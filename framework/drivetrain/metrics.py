@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from drivetrain import metric_states
@@ -23,6 +22,7 @@ from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import MetricError, PossibleUserWarning, TrainingError
 from drivetrain.metric_entries import BATCH_HOOKS, EVALUATION_HOOKS, Entry, declared, joined
 from drivetrain.metric_exchange import OBJECT, Column, Exchange, combine, exchange, metric_at
+from drivetrain.rank_zero import rank_zero_warn
 
 __all__ = ["Column", "Entry", "Exchange", "Metrics"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self, cast
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -20,6 +19,7 @@ from drivetrain.data_hooks import DataHooks
 from drivetrain.errors import ConfigurationError
 from drivetrain.hyperparameters import HyperparametersMixin
 from drivetrain.module_hooks import CheckpointHooks, ModelHooks
+from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback

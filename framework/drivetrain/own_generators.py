@@ -19,9 +19,10 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+
+from drivetrain.rank_zero import rank_zero_warn
 
 _LOOKED_AT = 5000  # objects, which takes some ten milliseconds
 _MOST = 64  # of transforms or data sets in a collection: a longer one holds samples

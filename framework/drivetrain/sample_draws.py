@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain.own_generators import held_within, kind_of, put_back, state_of
+from drivetrain.rank_zero import rank_zero_warn
 
 
 class SampleDraws:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
-from lightning_utilities.core.rank_zero import rank_zero_only, rank_zero_warn
 from torch.distributed.tensor import DTensor
 
 from drivetrain import handover, late_setup, session, snapshot
@@ -33,6 +32,7 @@ from drivetrain.launch import Job, own_processes
 from drivetrain.local_path import local_path
 from drivetrain.metrics import Metrics
 from drivetrain.module import TrainModule
+from drivetrain.rank_zero import rank_zero_only, rank_zero_warn
 from drivetrain.request import Request, check
 from drivetrain.summary import run_summary
 from drivetrain.timing import Timing
@@ -354,7 +354,7 @@ class Trainer(TrainerState):
         for name in ("hooks", "metrics", "loop", "predict_loop", "train_source", "validation", "evaluation"):
             fresh[name] = None
         fresh["request"] = fresh["to_device"] = fresh["left_state"] = None
-        fresh["lr_scheduler_configs"], fresh["_given"], fresh["_read_elsewhere"] = [], {}, {}
+        fresh["_lr_scheduler_configs"], fresh["_given"], fresh["_read_elsewhere"] = [], {}, {}
         fresh["predict_sources"], fresh["test_sources"] = [], []
         return fresh
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +18,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.launch import signals
 from drivetrain.logger import Logger
 from drivetrain.loops.evaluation_names import Progress
+from drivetrain.loops.names import LoopToCome
 from drivetrain.published import PublishedMetrics
 from drivetrain.states import RunningStage, TrainerFn, TrainerStatus
 from drivetrain.strategy import Strategy
@@ -90,7 +92,7 @@ class TrainerState(Configuration):
         self.validation: EvaluateLoop | None = None
         self.evaluation: EvaluateLoop | None = None
         self.val_check_batch: int | float = float("inf")
-        self.lr_scheduler_configs: list[SchedulerConfig] = []
+        self._lr_scheduler_configs: list[SchedulerConfig] = []
         self.timing = Timing()
         self.loss_curve: list[tuple[int, float]] = []
         self.published = PublishedMetrics(cast("Trainer", self))
@@ -100,6 +102,7 @@ class TrainerState(Configuration):
         self.data_seed = 0
         self.ckpt_path: str | None = None
         self._adopted: dict[str, int] = {}  # the counters of earlier calls of fit
+        self.batches_of_epoch = 0  # of the last epoch that workers trained
         self.left_state: LeftState | None = None  # of the last fit, where workers did it
         self._counted: dict[str, Any] = {}  # batches of each kind of data in an earlier call
         self._progress: dict[str, Progress] = {}
@@ -109,7 +112,10 @@ class TrainerState(Configuration):
 
     @property
     def fit_loop(self) -> FitLoop:
-        """The loop of the fit at hand, or of the last one in this process; there is none before the first."""
+        """The loop of the fit at hand, or of the last one in this process; there is none before the first. Of one that
+        workers did there are the counts and limits."""
+        if self.loop is None and self._ended_elsewhere:
+            return LoopToCome(cast("Trainer", self))  # type: ignore[return-value]
         return self.loop  # type: ignore[return-value]
 
     @property
@@ -152,6 +158,7 @@ class TrainerState(Configuration):
 
     @property
     def optimizers(self) -> list[Optimizer]:
+        self._tell_of_ended("optimizers")
         return [] if self.loop is None else self.loop.optimizers
 
     @optimizers.setter
@@ -170,7 +177,31 @@ class TrainerState(Configuration):
 
     @property
     def wrapped_optimizers(self) -> list[TrainOptimizer]:
+        self._tell_of_ended("optimizers")
         return [] if self.loop is None else self.loop.optimization.wrapped
+
+    @property
+    def lr_scheduler_configs(self) -> list[SchedulerConfig]:
+        """The schedulers of the fit and when they step."""
+        self._tell_of_ended("lr_scheduler_configs")
+        return self._lr_scheduler_configs
+
+    @lr_scheduler_configs.setter
+    def lr_scheduler_configs(self, configs: list[SchedulerConfig]) -> None:
+        self._lr_scheduler_configs = configs
+
+    @property
+    def _ended_elsewhere(self) -> bool:
+        """Whether workers that have ended did the last fit."""
+        return self.loop is None and self.fitted and self.handed_over
+
+    def _tell_of_ended(self, name: str) -> None:
+        if self._ended_elsewhere:
+            warnings.warn(
+                f"trainer.{name} is empty, since the workers that trained have ended with theirs: read them in a"
+                " callback's on_train_end, or their states in a checkpoint.",
+                stacklevel=3,
+            )
 
     @property
     def global_rank(self) -> int:
@@ -286,7 +317,7 @@ class TrainerState(Configuration):
 
     @property
     def is_last_batch(self) -> bool:
-        return self.loop is not None and self.loop.is_last_batch
+        return bool(self._adopted.get("is_last_batch", False)) if self.loop is None else self.loop.is_last_batch
 
     @property
     def between_steps(self) -> bool:

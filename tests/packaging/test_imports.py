@@ -51,3 +51,12 @@ def test_no_modules_need_each_other() -> None:
         needs[name] = {one for one in asked if one in trees and one not in packages} - {name}
     assert sum(map(len, needs.values())) > 1000
     TopologicalSorter(needs).prepare()  # raises CycleError, which names the modules
+
+
+def test_who_warns_by_rank_has_one() -> None:
+    """What ``lightning_utilities`` gives raises where nobody has said which rank this is."""
+    takers = [name for name, tree in modules().items() if f"{_RANK_ZERO}.rank_zero_warn" in imported(tree.body)]
+    assert takers == ["drivetrain.rank_zero"]
+
+
+_RANK_ZERO = "lightning_utilities.core.rank_zero"

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 
 from drivetrain.errors import MisuseError
-from tests.runs import train
+from tests.runs import Classifier, train
 
 STRATEGIES = ["ddp", "local_sgd", "gossip", {"name": "federated", "clients": 2}, "parameter_server"]
 
@@ -21,3 +22,28 @@ def test_whole_weights_are_those_given_back(strategy: Any) -> None:
     assert all(torch.equal(held[name], value) for name, value in run.weights.items())
     with pytest.raises(MisuseError, match="the run's workers have ended"):
         run.trainer.run_summary()
+
+
+class Gathers(Classifier):
+    """Keeps a metric over the whole fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        return loss
+
+
+def test_what_stands_for_the_loop_counts_and_what_was_left_with_the_workers_is_told() -> None:
+    with pytest.warns(UserWarning, match="what the metrics mean of Gathers gathered was left with the workers"):
+        trainer = train(Gathers, strategy="ddp", devices=2, max_epochs=2).trainer
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    assert (progress.current.completed, progress.total.completed, progress.is_last_batch) == (7, 14, True)
+    assert trainer.fit_loop.epoch_progress.current.completed == 2
+    with pytest.warns(UserWarning, match="trainer.optimizers is empty, since the workers that trained have ended"):
+        assert trainer.optimizers == trainer.lightning_module.optimizers() == []
+    with pytest.warns(UserWarning, match="trainer.lr_scheduler_configs is empty"):
+        assert trainer.lr_scheduler_configs == []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.utils.data import IterableDataset
+
+from drivetrain.rank_zero import rank_zero_warn
 
 
 def has_iterable_dataset(dataloader: object) -> bool:

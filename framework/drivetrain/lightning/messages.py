@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_only
+from drivetrain.rank_zero import rank_zero_only
 
 log = logging.getLogger("drivetrain.lightning")
 

@@ -9,9 +9,8 @@ from dataclasses import fields, is_dataclass
 from types import FrameType
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
-
 from drivetrain.hyperparameters import HyperparametersMixin
+from drivetrain.rank_zero import rank_zero_warn
 
 
 def is_picklable(obj: object) -> bool:

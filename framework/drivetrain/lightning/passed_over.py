@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from drivetrain.rank_zero import rank_zero_warn
 
 _OF_PROFILERS = "_prepare_streams _rank_zero_info"
 PASSED_OVER: dict[str, tuple[str, ...]] = {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 
-from lightning_utilities.core.rank_zero import rank_zero_only
-
 import drivetrain.seeding
 from drivetrain import worker_seeds
 from drivetrain.errors import ConfigurationError
+from drivetrain.rank_zero import rank_zero_only
 
 min_seed_value, max_seed_value = 0, 2**32 - 1  # what numpy takes
 

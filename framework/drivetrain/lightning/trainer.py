@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import drivetrain.trainer
 from drivetrain.arguments import by_name, unknown_argument
@@ -38,6 +37,7 @@ from drivetrain.meanings import LIGHTNING
 from drivetrain.module import TrainModule
 from drivetrain.precision import Precision
 from drivetrain.profiler import Profiler
+from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.request import Request
 
 __path__: list[str] = []

@@ -24,8 +24,6 @@ from lightning_utilities.core.overrides import is_overridden as _is_overridden
 from lightning_utilities.core.rank_zero import WarningCache as _WarningCache
 from lightning_utilities.core.rank_zero import rank_prefixed_message as rank_prefixed_message
 from lightning_utilities.core.rank_zero import rank_zero_deprecation as _rank_zero_deprecation
-from lightning_utilities.core.rank_zero import rank_zero_only as rank_zero_only
-from lightning_utilities.core.rank_zero import rank_zero_warn as rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup as ProcessGroup
 from torch.distributed import ReduceOp as ReduceOp
@@ -84,6 +82,8 @@ from drivetrain.lightning.seed import reset_seed as reset_seed
 from drivetrain.lightning.seed import seed_everything as seed_everything
 from drivetrain.module import TrainModule
 from drivetrain.optimizer import SchedulerConfig as LRSchedulerConfig  # noqa: F401
+from drivetrain.rank_zero import rank_zero_only as rank_zero_only
+from drivetrain.rank_zero import rank_zero_warn as rank_zero_warn
 from drivetrain.sharding import batch_size as _batch_size
 
 __all__ = [
@@ -106,9 +106,6 @@ __all__ = [
     "suggested_max_num_workers",
 ]
 __path__: list[str] = []
-
-if getattr(rank_zero_only, "rank", None) is None:
-    setattr(rank_zero_only, "rank", int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0))  # noqa: B010
 
 FLOAT16_EPSILON = torch.finfo(torch.float16).eps
 FLOAT32_EPSILON = torch.finfo(torch.float32).eps

@@ -349,11 +349,11 @@ class RunningLoop(LoopNames):
 
 
 class LoopToCome(LoopNames):
-    """Stands for the loop of a fit until that is there: before the first fit, and in a fit's first hooks."""
+    """Stands for the loop of a fit until that is there: before the first fit, and in a fit's first hooks; and for one
+    that workers did, which have ended."""
 
     _combined_loader = None
-    batch_idx = total_batch_idx = -1
-    skip = restarting = is_last_batch = False
+    skip = restarting = False
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -373,7 +373,20 @@ class LoopToCome(LoopNames):
 
     @property
     def batch_progress(self) -> Progress:
-        return Progress()
+        done, total = self.trainer.batches_of_epoch, self.trainer._adopted.get("batches_seen", 0)
+        return Progress(Count(done, done, done, done), Count(total, total, total, total), self.is_last_batch)
+
+    @property
+    def batch_idx(self) -> int:
+        return self.trainer.batches_of_epoch - 1
+
+    @property
+    def total_batch_idx(self) -> int:
+        return self.trainer._adopted.get("batches_seen", 0) - 1
+
+    @property
+    def is_last_batch(self) -> bool:
+        return self.trainer.is_last_batch
 
     @property
     def global_step(self) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
-
 from drivetrain import stage_data
 from drivetrain.checkpoint import to_safe
 from drivetrain.errors import CheckpointError
+from drivetrain.rank_zero import rank_zero_warn
 from drivetrain.sharding import BatchSource
 
 if TYPE_CHECKING:

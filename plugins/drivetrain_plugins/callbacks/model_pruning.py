@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning_utilities.core.rank_zero import rank_zero_only
 from torch import nn
 from torch.nn.utils import prune
 
 from drivetrain.callback import Callback
 from drivetrain.dependent_options import Dependent
 from drivetrain.errors import ConfigurationError, nearest
+from drivetrain.rank_zero import rank_zero_only
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule

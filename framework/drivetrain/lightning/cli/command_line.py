@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from drivetrain.checkpoint import single
@@ -21,6 +20,7 @@ from drivetrain.lightning.cli.types import ArgsType
 from drivetrain.lightning.seed import seed_everything
 from drivetrain.lightning.trainer import Trainer
 from drivetrain.module import TrainModule
+from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace

@@ -7,13 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_utilities.core.overrides import is_overridden
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConflictError
 from drivetrain.lightning.cli.instantiation import instantiate_class
 from drivetrain.lightning.cli.types import ReduceLROnPlateau
 from drivetrain.module import TrainModule
+from drivetrain.rank_zero import rank_zero_warn
 
 if TYPE_CHECKING:
     from drivetrain.lightning.cli.parser import Classes, LightningArgumentParser
