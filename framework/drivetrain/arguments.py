@@ -52,6 +52,21 @@ _NUMBERS = (
     "reload_dataloaders_every_n_epochs",
 )  # arguments that are numbers; True and False are 1 and 0 for Lightning
 
+_FLAGS = (
+    "enable_checkpointing",
+    "enable_progress_bar",
+    "enable_model_summary",
+    "benchmark",
+    "deterministic",
+    "inference_mode",
+    "use_distributed_sampler",
+    "detect_anomaly",
+    "barebones",
+    "sync_batchnorm",
+    "enable_autolog_hparams",
+    "return_weights",
+)  # arguments that are True or False, for which 1 and 0 will do
+
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
@@ -78,9 +93,25 @@ def known_arguments(init: Init) -> Init:
         for name in given:
             if name not in names:
                 raise unknown_argument(name, names)
+        given = as_meant(given)
         init(self, **(_as_numbers(given) if self.meanings.truths == "numbers" else given))
 
     return checked  # type: ignore[return-value]
+
+
+def as_meant(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with Python's numbers for those of numpy and torch, and True and False for flags of 1 and 0."""
+    found = {name: _python_number(value) for name, value in given.items()}
+    if isinstance(found.get("devices"), (list, tuple)):
+        found["devices"] = [_python_number(one) for one in found["devices"]]
+    flags = {name: bool(found[name]) for name in _FLAGS if type(found.get(name)) is int and found[name] in (0, 1)}
+    return found | flags
+
+
+def _python_number(value: Any) -> Any:
+    """A scalar of a library that computes, which is known without importing any by what all of them have."""
+    is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
+    return value.item() if is_scalar else value
 
 
 def _as_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,6 +188,11 @@ def check_arguments(a: dict[str, Any]) -> None:
     _whole("num_sanity_val_steps", a.get("num_sanity_val_steps"), 0, unlimited=True)
     _whole("log_every_n_steps", a.get("log_every_n_steps"), 1)
     _whole("reload_dataloaders_every_n_epochs", a.get("reload_dataloaders_every_n_epochs", 0), 0, none=False)
+    for name in _FLAGS:
+        if name != "deterministic" and not isinstance(a.get(name), (bool, type(None))):
+            raise WrongKindError(f"{name}={a[name]!r}: give True or False.")
+    if a.get("deterministic") not in (None, True, False, "warn"):
+        raise ConfigurationError(f"deterministic={a['deterministic']!r}: give True, False or 'warn'.")
     for name in ("train", "val", "test", "predict"):
         _limit(f"limit_{name}_batches", counted(a.get(f"limit_{name}_batches")))
     _limit("overfit_batches", counted(a.get("overfit_batches", 0.0)))

@@ -88,6 +88,8 @@ def check(trainer: Trainer, request: Request) -> None:
             f"datamodule is a {type(request.datamodule).__name__}, not a DataModule: pass loaders as"
             " train_dataloaders, val_dataloaders or dataloaders."
         )
+    for which, given in request.loaders.items():
+        _refuse_no_loader(f"{which}_dataloaders" if stage == "fit" else "dataloaders", given)
     if stage_data.loader_of(request, LOADER_OF[stage]) is None:
         which = LOADER_OF[stage]
         raise ConfigurationError(
@@ -107,6 +109,20 @@ def check(trainer: Trainer, request: Request) -> None:
         _check_folders(trainer)
     if trainer.job is None:  # else there are workers already, of which the first looks
         resumption.before_launch(trainer, request)
+
+
+def _refuse_no_loader(name: str, given: Any) -> None:
+    """Whether what is given as a loader, or as several, gives batches, as far as that shows without reading."""
+    several = given.values() if type(given) is dict else given if type(given) in (list, tuple) else ()
+    for one in (given, *several):
+        if isinstance(one, type):
+            raise WrongKindError(f"{name}: {one.__name__} is a class, which gives no batches: make an object of it.")
+    gives = not isinstance(given, (str, bytes)) and (hasattr(given, "__iter__") or callable(given))
+    if given is not None and not gives:
+        raise WrongKindError(
+            f"{name}: a loader must be iterable, this one is a {type(given).__name__}: pass a DataLoader or a list of"
+            " batches."
+        )
 
 
 def _check_folders(trainer: Trainer) -> None:

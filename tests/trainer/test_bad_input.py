@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -65,6 +66,8 @@ from tests.runs import QUIET, Classifier, dataset, loader, train
         ({"nonfinite": "rise"}, "did you mean 'raise'"),
         ({"backend": "mpi"}, "backend='mpi'"),
         ({"seed": -1}, "seed=-1"),
+        ({"benchmark": "no"}, "benchmark='no': give True or False"),
+        ({"deterministic": "always"}, "deterministic='always': give True, False or 'warn'"),
         ({"callbacks": [3]}, "int is no Callback"),
         ({"logger": 3}, "int is no Logger"),
     ],
@@ -74,6 +77,15 @@ def test_arguments_of_the_trainer(options: dict[str, Any], said: str) -> None:
         Trainer(**{**QUIET, **options})
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_other_libraries_and_flags_as_numbers() -> None:
+    limits = {"limit_val_batches": np.int64(3), "limit_train_batches": np.float32(0.5), "max_epochs": torch.tensor(2)}
+    trainer = Trainer(**{**QUIET, "enable_progress_bar": 0}, **limits, devices=[np.int64(0)], benchmark=0)
+    found = (trainer.limit_val_batches, trainer.limit_train_batches, trainer.max_epochs, trainer.benchmark)
+    assert found == (3, 0.5, 2, False) and [*map(type, found)] == [int, float, int, bool]
+    assert not trainer.enable_progress_bar
+    train(benchmark=0, max_epochs=1)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(
@@ -118,6 +130,10 @@ class Complete(NoOptimizer):
         (lambda t: t.fit(Complete(), loader(), ckpt_path=3), "ckpt_path=3: give a path"),
         (lambda t: t.fit(Complete(), loader(), ckpt_path=""), "ckpt_path='': give a path"),
         (lambda t: t.fit(Complete(), loader(), ckpt_path="x" * 5000), "ckpt_path='x+' cannot be read: file name too"),
+        (lambda t: t.fit(Complete(), "train.csv"), "train_dataloaders: a loader must be iterable, this one is a str"),
+        (lambda t: t.fit(Complete(), loader(), 0.5), "val_dataloaders: a loader must be iterable, this one is a float"),
+        (lambda t: t.fit(Complete(), DataLoader), "train_dataloaders: DataLoader is a class, which gives no batches"),
+        (lambda t: t.predict(Complete(), [DataLoader]), "dataloaders: DataLoader is a class, which gives no batches"),
         (lambda t: t.test(), "there is no module"),
         (lambda t: t.save_checkpoint("x"), "needs a module"),
     ],

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 import drivetrain.trainer
-from drivetrain.arguments import by_name, unknown_argument
+from drivetrain.arguments import as_meant, by_name, unknown_argument
 from drivetrain.callback import Callback
 from drivetrain.compilation import uncompiled
 from drivetrain.data import DataModule
@@ -64,7 +64,7 @@ def _from_environment(init: Callable[..., None]) -> Callable[..., None]:
                     given[name] = ast.literal_eval(text)
                 except (ValueError, SyntaxError):
                     given[name] = text
-        init(self, **given)
+        init(self, **as_meant(given))
 
     return with_defaults
 
