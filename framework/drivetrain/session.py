@@ -97,10 +97,12 @@ def _drawing_apart(trainer: Trainer, request: Request, job: Job) -> Iterator[Non
         yield
         return
     before = rng.capture()
-    yield
-    if request.stage == "fit":
-        trainer.random_after_fit = rng.capture()
-    rng.restore(before)
+    try:
+        yield
+    finally:  # a script may catch what was raised, and go on
+        if request.stage == "fit":
+            trainer.random_after_fit = rng.capture()
+        rng.restore(before)
 
 
 @contextmanager

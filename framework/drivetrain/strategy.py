@@ -46,8 +46,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
+from drivetrain.comm.world import hang_up
 from drivetrain.declaration import Plan, Support
-from drivetrain.errors import TrainingError
+from drivetrain.errors import Interrupted, TrainingError
 from drivetrain.launch import Job, destroy_process_group, init_process_group
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.optimizer import calls_closure_once
@@ -406,10 +407,17 @@ class Strategy(StrategyView):
             for key, state in optimizer.state.items():
                 optimizer.state[key] = apply_to_collection(state, torch.Tensor, lambda value: value.cpu())
 
+    def hangs_up(self, error: BaseException | None) -> bool:
+        """Whether connections are to be closed at once, for other ranks may wait: a script that catches ``error`` goes
+        on, where a worker of ours ends; of a signal all leave together."""
+        return error is not None and self.job.origin != "local" and not isinstance(error, Interrupted)
+
     def close(self, error: BaseException | None = None) -> None:
         """Give everything back. After an error no collective may run: the other ranks may be gone."""
         self.communicator.close()
         if self.job.world_size > 1:
+            if self.hangs_up(error):
+                hang_up()
             destroy_process_group(failed=error is not None)
 
 

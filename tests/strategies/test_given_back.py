@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -152,6 +153,37 @@ def test_what_a_script_draws_after_a_fit_is_the_same_on_all_ranks(tmp_path: Path
     (first, second), (other_first, other_second) = run_job(built_after_a_fit, 2, tmp_path)
     assert torch.equal(first, other_first) and torch.equal(second, other_second)
     assert not torch.equal(first, second)
+
+
+class Fails(Classifier):
+    """Of which one rank has an error in its code."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1 and self.trainer.global_rank == 1:
+            raise ValueError("of one rank")
+        return super().training_step(batch, batch_idx)
+
+
+def gone_on_after_an_error(rank: int, size: int, strategy: str) -> list[Any]:
+    """A script that catches what a fit raised, keeps it, and fits again."""
+    trainer, failed = Trainer(strategy=strategy, timeout=20, **OPTIONS, **QUIET), Fails()
+    began = time.monotonic()
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        trainer.fit(failed, loader())
+    seconds = time.monotonic() - began
+    drawn = torch.rand(2)
+    again, module = Trainer(strategy=strategy, **OPTIONS, **QUIET), Classifier()
+    again.fit(module, loader())
+    again.close()
+    return [type(caught.value) is ValueError, seconds, drawn, *module.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ring"])
+def test_an_error_that_one_rank_catches_is_the_others_at_once(strategy: str) -> None:
+    """They had waited for it as long as the time-out is, and drawn other numbers than it did afterwards."""
+    (of_other, waited, *others), (own, _, *mine) = run_job(gone_on_after_an_error, 2, strategy)
+    assert own and not of_other and waited < 10
+    assert all(torch.equal(a, b) for a, b in zip(others, mine, strict=True))
 
 
 class Drops(Classifier):

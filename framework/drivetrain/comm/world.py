@@ -40,3 +40,11 @@ def join_world() -> Communicator:
             device = torch.device("cuda", job.local_rank)
         init_process_group(job, device=device)
     return world_communicator()
+
+
+def hang_up() -> None:
+    """Close this process's connections of all groups, without a word to the other ranks, who may wait for it. An engine
+    whose pass was cut short keeps its group, and with it the connections, when all groups are taken down."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if isinstance(group, dist.ProcessGroup) and dist.get_backend(group) == dist.Backend.GLOO:
+            Communicator(group, torch.device("cpu")).abort()

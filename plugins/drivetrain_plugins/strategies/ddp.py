@@ -375,6 +375,8 @@ class DistributedDataParallelStrategy(Strategy):
         for averaging in (self._compressed, self._all_reduce):
             if averaging is not None:
                 averaging.close()
+                if self.hangs_up(error):
+                    averaging.communicator.abort()
         super().close(error)
 
     def exposed_communication(self) -> float | None:
