@@ -5,7 +5,10 @@ Held to the run on one process: also on ranks of a pipeline that have no part of
 
 from __future__ import annotations
 
+import logging
+import random
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +208,33 @@ class KeepsLosses(Classifier):
         return loss
 
 
+class KeepsLater(Keeps):
+    """Nothing in the check before training, nor of batches but the last where ``late``."""
+
+    def __init__(self, late: bool = False) -> None:
+        super().__init__()
+        self.late = late
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        scores = self.net(batch[0])
+        if not self.trainer.sanity_checking and (batch_idx == 4 or not self.late):
+            self.seen.append([float(nn.functional.cross_entropy(scores, batch[1])), *[0.0] * 3])
+
+    def on_validation_epoch_end(self) -> None:
+        pass
+
+
+def test_what_is_kept_after_the_check_before_training_is_on_every_rank() -> None:
+    data: dict[str, Any] = {"validation": loader(23, 5, False), "max_epochs": 1, "num_sanity_val_steps": 2}
+    one, several = train(KeepsLater, **data), train(KeepsLater, "pipeline", 2, **data)
+    assert len(one.module.seen) == len(several.module.seen) == 5
+    alike(one, several)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", r"an evaluation step of")
+        with pytest.raises(Exception, match=r"KeepsLater keeps something on the module \(seen\), but"):
+            train(lambda: KeepsLater(late=True), "pipeline", 2, **data)
+
+
 def test_a_training_step_that_keeps_something_is_told_of() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", r".*keeps what it computes on the module")
@@ -235,6 +265,25 @@ def test_what_is_kept_is_found_and_put_back() -> None:
     assert not hasattr(module, "another") and module.meter.samples == 0
 
 
+class Counts:
+    __slots__ = ("found", "number")
+
+    def __init__(self) -> None:
+        self.number, self.found = 0, list[int]()
+
+    def add(self) -> None:
+        self.number += 1
+        self.found.append(self.number)
+
+
+def shown(kept: Any) -> str:
+    """What is in ``kept``, in words."""
+    kept = kept["a"] if isinstance(kept, dict) and "a" in kept else kept
+    if isinstance(kept, random.Random):
+        return repr(kept.getstate())
+    return f"{kept.number} {kept.found}" if isinstance(kept, Counts) else repr(kept)
+
+
 @pytest.mark.parametrize(
     ("make", "change"),
     [
@@ -243,8 +292,16 @@ def test_what_is_kept_is_found_and_put_back() -> None:
         (lambda: {"loss": [], "y": [1.0]}, lambda kept: kept["y"].append(2.0)),
         (lambda: {"val": {0: []}}, lambda kept: kept["val"][0].append(1.0)),
         (lambda: [torch.zeros(2)], lambda kept: kept[0].add_(1.0)),
+        (lambda: ([], torch.zeros(2)), lambda kept: kept[1].add_(1.0)),
+        (lambda: [[] for _ in range(100)], lambda kept: kept[99].append(1.0)),
+        (bytearray, lambda kept: kept.extend(b"1")),
+        (lambda: {"a": Counts()}, lambda kept: kept["a"].add()),
+        (lambda: random.Random(1), lambda kept: kept.random()),
     ],
-    ids=["an array", "lists in a list", "lists by name", "lists by name and number", "tensors in a list"],
+    ids=[
+        *("an array", "lists in a list", "lists by name", "lists by name and number", "tensors in a list"),
+        *("tensors in a tuple", "a list for each class", "bytes", "objects by name", "a generator"),
+    ],
 )
 def test_what_is_kept_further_within_is_found_and_put_back(make: Any, change: Any) -> None:
     module = Keeps()
@@ -254,4 +311,40 @@ def test_what_is_kept_further_within_is_found_and_put_back(make: Any, change: An
     change(module.kept)
     assert untouched.changed() == ["kept"]
     untouched.restore()
-    assert untouched.changed() == [] and repr(module.kept) == repr(make())
+    assert untouched.changed() == [] and shown(module.kept) == shown(make())
+
+
+@dataclass(frozen=True)
+class Settings:
+    rate: float = 0.1
+
+
+class Counting(nn.Module):
+    """A criterion that counts by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+
+def test_what_the_projects_own_objects_keep_is_found_and_put_back() -> None:
+    module = Keeps()
+    module.counts, module.settings, module.criterion = Counts(), Settings(), Counting()
+    module.weights = torch.tensor([float("nan"), 1.0])
+    module.graph = torch.eye(2).to_sparse()  # of a layout that torch does not compare
+    module.leaf = torch.zeros(2, requires_grad=True)
+    module.console = logging.getLogger("a step's")  # notes for itself what it has to say
+    untouched = KeptOnModule(module)
+    module.console.isEnabledFor(logging.DEBUG)
+    module.shape = module.weights.shape
+    assert untouched.changed() == ["shape"]
+    module.counts.add()
+    object.__setattr__(module.settings, "note", "x")
+    module.criterion.calls += 1
+    module.total += 0  # a sum that has nothing yet
+    module.leaf.data.add_(1)
+    assert untouched.changed() == ["total", "leaf", "shape", "found", "number", "note", "calls"]
+    untouched.restore()
+    assert untouched.changed() == [] and shown(module.counts) == shown(Counts())
+    assert vars(module.settings) == {"rate": 0.1} and module.criterion.calls == 0
+    assert module.leaf.tolist() == [0.0, 0.0] and not hasattr(module, "shape")

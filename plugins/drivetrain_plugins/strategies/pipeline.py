@@ -203,7 +203,7 @@ class Pipeline(Strategy):
             with self.precision.forward_context(), self._watched("training"):
                 loss = self.capture.answer(lambda b: step.call(b, fraction), piece, output)
             if kept is not None and self.line.world_size > 1:
-                self._tell_of_kept(kept.changed())
+                self._tell_of_kept(kept.changed(draws=False))
             if loss is None:  # this piece is skipped; the other stages wait for gradients all the same
                 return output.sum() * 0.0
             weight = step.share if step.weighted else share * fraction
@@ -348,6 +348,9 @@ class Pipeline(Strategy):
     # -- evaluation and state -----------------------------------------------------------------------------------
     def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
         self._evaluated += 1
+        read = self.module.trainer.metrics.batch
+        if read is not None and read.index == 0:
+            self.answers.begin()
         outputs = self._flow(batch, batch_size(batch) or 1, ("evaluation", self._evaluated), call, None)
 
         def finish(output: Tensor) -> Any:

@@ -7,6 +7,7 @@ project looks at what a step returns (``on_validation_batch_end(outputs)``) or w
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +41,13 @@ class Answers:
         self.line, self.device = line, device
         self._last = line.world_size - 1
         self.everywhere: bool | None = False if line.world_size == 1 else True if shown else None
+        self._told = False  # of what is kept on the last rank only
+
+    def begin(self) -> None:
+        """The first batch of a loader is next: what no step kept before, such as in the check before training, may be
+        kept from now on."""
+        if self.everywhere is False and self.line.world_size > 1:
+            self.everywhere = None
 
     def of(self, output: Tensor | None, module: TrainModule, finish: Callable[[Tensor], Any]) -> Any:
         """What the step returns on the last rank and, where they end it, on the others; there None otherwise.
@@ -48,8 +56,11 @@ class Answers:
             output: what the network makes of the batch, on the last rank.
             finish: the step with that output.
         """
-        kept = KeptOnModule(module) if self.everywhere is None and output is not None else None
+        watched = not self.everywhere and not self._told and self.line.world_size > 1
+        kept = KeptOnModule(module) if watched and output is not None else None
         answer = None if output is None else finish(output)
+        if self.everywhere is False and kept is not None:
+            self._tell(module, kept.changed(draws=False))
         if self.everywhere is None:
             flag = torch.tensor([float(bool(kept is not None and kept.changed()))], device=self.line.device)
             self.everywhere = bool(self.line.broadcast(flag, self._last).item())
@@ -58,6 +69,17 @@ class Answers:
             if output is None:
                 answer = finish(brought)
         return answer
+
+    def _tell(self, module: TrainModule, names: list[str]) -> None:
+        """That is known of later batches when it is too late for the others."""
+        if names:
+            self._told = True
+            warnings.warn(
+                f"an evaluation step of {type(module).__name__} keeps something on the module ({', '.join(names)}), but"
+                " kept nothing of its loader's first batch: under a pipeline it is there on the last rank only. Keep"
+                " something of every batch, log it, or use strategy=ddp.",
+                stacklevel=2,
+            )
 
     def _brought(self, output: Tensor | None) -> Tensor:
         """The last rank's ``output``, on every rank."""
