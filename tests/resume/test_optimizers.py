@@ -77,6 +77,20 @@ class Signs(torch.optim.SGD):
         return loss
 
 
+class Within(torch.optim.SGD):
+    """Keeps averages of gradients in dictionaries and lists of a parameter's state."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        loss = super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            kept = self.state[p].setdefault("kept", {"slow": torch.zeros_like(p), "last": [torch.zeros_like(p)]})
+            kept["slow"] += 0.1 * (p.grad - kept["slow"])
+            kept["last"] = [*kept["last"][-1:], p.grad.clone()]
+            with torch.no_grad():
+                p.sub_(kept["slow"] + kept["last"][0], alpha=0.01)
+        return loss
+
+
 class Nesterov(torch.optim.NAdam):
     def __init__(self, parameters: Any, lr: float, momentum: float) -> None:
         super().__init__(parameters, lr=lr, betas=(momentum, 0.99))
@@ -172,6 +186,11 @@ def test_states_of_another_kind_of_number_than_the_weights(
     (some, *_) = state["state"].values()
     key, dtype = ("grown", torch.int16) if kind is Signs else ("mu_product", torch.float32)
     assert some[key].dtype == dtype
+
+
+def test_states_within_states_are_cut_as_parameters_are(tmp_path: Path) -> None:
+    options = {"strategy": "fsdp", "devices": 2, "accumulate_grad_batches": 1}
+    _stopped_and_resumed(tmp_path, lambda: Stepped(Within), (4,), options)
 
 
 def test_weights_that_an_optimizer_keeps_a_second_time_are_not_cut(tmp_path: Path) -> None:

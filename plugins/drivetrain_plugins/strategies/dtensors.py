@@ -67,18 +67,22 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any], strict: bool) ->
 
 def load_optimizer(module: nn.Module, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Load the named state of whole tensors into an optimizer of shards. What has its parameter's shape is held as the
-    parameter is; the rest (step counts) as it is."""
+    parameter is, also within dictionaries and lists of a state; the rest (step counts) as it is."""
     own = dict(module.named_parameters(remove_duplicate=False))
     if any(isinstance(parameter, DTensor) for parameter in own.values()):
         refuse_whole(optimizer, saved, (parameter.shape for parameter in own.values()))
-    state = {
-        name: {
-            key: like(value, own[name], keep=not value.is_floating_point()) if _fits(value, own.get(name)) else value
-            for key, value in values.items()
-        }
-        for name, values in saved["state"].items()
-    }
+    state = {name: _held(values, own.get(name)) for name, values in saved["state"].items()}
     load_named_state(module, optimizer, {**saved, "state": state})
+
+
+def _held(value: Any, model: Tensor | None) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _held(one, model) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_held(one, model) for one in value)
+    if model is None or not _fits(value, model):
+        return value
+    return like(value, model, keep=not value.is_floating_point())
 
 
 def _fits(value: Any, model: Tensor | None) -> bool:
