@@ -102,6 +102,18 @@ class Bare(Classifier):
         raise RuntimeError("a DTensor of my own")
 
 
+class Sharpness(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        slopes = torch.autograd.grad(loss, [*self.parameters()], create_graph=True)
+        return loss + sum(slope.square().sum() for slope in slopes)
+
+
+class NoMatrix(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.mm(batch[0], torch.ones(3, dtype=batch[0].dtype))
+
+
 LAYERS = {"name": "fsdp", "wrap": "Linear"}
 ZERO = {"name": "zero", "stage": 3}
 
@@ -120,11 +132,14 @@ ZERO = {"name": "zero", "stage": 3}
         (Thrown, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
         (lambda: Adversarial(skips=True), "fsdp", r"training_step returned None on rank 1: with sharded parameters"),
         (Penalised, ZERO, r"\(in .*: strategy=zero with stage=3 leaves parameters empty between passes"),
+        (NoMatrix, ZERO, r"must be a matrix.* \(in .*: strategy=zero with stage=3 leaves .* which may be why"),
+        (NoMatrix, {"name": "zero", "stage": 2}, r"must be a matrix.* \(in NoMatrix.training_step, [^:]*\)$"),
+        (Sharpness, LAYERS, r"\(in .*: strategy=fsdp computes with whole weights in the place of parameters"),
         (Once, "pipeline", r"\(in .*: the step of strategy=pipeline has what comes out of the network"),
     ],
 )
 def test_what_a_strategy_does_not_take_says_why(make: Any, strategy: Any, said: str) -> None:
-    precision = "32-true" if strategy is ZERO else "64-true"
+    precision = "32-true" if "zero" in str(strategy) else "64-true"
     with pytest.raises(WorkerError) as caught:
         train(make, strategy, 2, max_epochs=1, precision=precision)
     assert re.search(said, str(caught.value).splitlines()[0])

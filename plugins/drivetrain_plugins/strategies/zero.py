@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,6 +106,10 @@ class Zero(Strategy):
 
     def connect(self, job: Job) -> None:
         super().connect(job)
+        if (
+            self.options.stage < 3
+        ):  # parameters are whole, so an error of a module's is not because of how they are held
+            self.support = replace(self.support, explains={})
         self._set_data(sharded=False)
 
     def _invite(self) -> None:
