@@ -7,8 +7,7 @@ forward and backward pass and let go after; gradients are reduce-scattered, so e
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,19 +17,16 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.optim import Optimizer
 
 from drivetrain.declaration import Plan
-from drivetrain.errors import ConfigurationError, TrainingError, nearest
+from drivetrain.errors import ConfigurationError, nearest
 from drivetrain.launch import Job
-from drivetrain.named_optimizer import parameter_names
-from drivetrain.strategy import Shard, Strategy
+from drivetrain.strategy import Shard
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
-from drivetrain_plugins.strategies.dtensors import parameters_of
-from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.going_along import StepWithRest
+from drivetrain_plugins.strategies.held_in_parts import HeldInParts, gone_back, reduced
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.plain_parameters import refuse_hooks, refuse_hooks_on_parts, refuse_uncuttable
-from drivetrain_plugins.strategies.replicas import average_buffers
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 if TYPE_CHECKING:
@@ -101,43 +97,6 @@ def shard(
     """
     step = _shard(module, mesh, wrap, reshard, compute)
     return [one for one in module.modules() if isinstance(one, FSDPModule)], step
-
-
-def let_go(parts: Iterable[FSDPModule]) -> None:
-    """Before weights change: what is still gathered, of a forward pass that no backward pass followed, would be taken
-    for the new weights in the next."""
-    for part in parts:
-        part.reshard()
-
-
-def gone_back(module: TrainModule, parts: Sequence[FSDPModule], reduced: bool, way: str) -> None:
-    """A backward pass from a loss is over, in which gradients were ``reduced`` or not."""
-    if isinstance(module, FSDPModule):
-        module.reshard()
-    if reduced:
-        refuse_late_gradients(module, parts, way)
-
-
-def refuse_late_gradients(module: TrainModule, parts: Iterable[FSDPModule], way: str) -> None:
-    """Refuse a gradient that an optimizer would step without, and have in its next step, also where the module zeroed
-    gradients in between: it came to whole weights when the ranks had brought theirs together, as where a loss has a
-    gradient of a gradient in it. Call it when a backward pass that reduces gradients is over."""
-    late = []
-    for part in parts:
-        state: Any = part._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the one of earlier versions
-        for one in [one for group in groups if group is not None for one in group.fsdp_params]:
-            whole = getattr(one, "_unsharded_param", None)  # made when it is gathered for the first time
-            if whole is not None and whole.grad is not None:
-                late.append(id(one.sharded_param))
-    if late:
-        stepped = {id(p) for optimizer in module.trainer.optimizers for p in parameters_of(optimizer)}
-        names = parameter_names(module)
-        for name in [names.get(one, "a parameter") for one in late if one in stepped]:
-            raise TrainingError(
-                f"a gradient of {name} came when {way} had brought together those of its block: a loss"
-                " with a gradient of a gradient in it (create_graph=True) needs strategy=ddp."
-            )
 
 
 def _shard(
@@ -221,21 +180,15 @@ def networks_of(module: TrainModule) -> list[nn.Module]:
     return found
 
 
-class FullySharded(Strategy):
+class FullySharded(HeldInParts):
     """With one worker nothing is cut."""
 
     mesh: DeviceMesh | None = None
-    original: Original | None = None  # of the module that is held in shards
-    _passes: Lockstep | None = None
-    _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
-    _fits = False  # whether the ranks' running statistics part
-    _begun = False  # whether a step of this fit was made
-    _reductions = 0
 
     def connect(self, job: Job) -> None:
         super().connect(job)
         size = self.communicator.world_size
-        self.data = Shard(self.communicator.rank, size, lockstep=size > 1)
+        self.data, self.replicas = Shard(self.communicator.rank, size, lockstep=size > 1), self.communicator
         if size > 1:
             self.mesh = init_device_mesh(self.device.type, (size,), mesh_dim_names=("shard",))
 
@@ -258,9 +211,6 @@ class FullySharded(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        self._fits, self._begun = stage == "fit", False
-        names = parameter_names
-        self._first = FirstStep(self.communicator, f"strategy={self.name}", lambda _: names(module), of_all=True)
         if self.mesh is None or any(isinstance(one, FSDPModule) for one in module.modules()):
             return
         self._check_parameters(module, self._fits)
@@ -273,11 +223,6 @@ class FullySharded(Strategy):
         if self._fits:
             self._passes = Lockstep(module, self._cut, None if compute else training_step, self.job, self.device, ())
         self.original.noted()
-
-    def agree_on_weights(self) -> None:
-        """Every rank begins with the first one's weights."""
-        for tensor in [*self.module.parameters(), *self.module.buffers()]:
-            self.communicator.broadcast(tensor.detach())
 
     # -- a step -------------------------------------------------------------------------------------------------
     def forward_backward(self, step: Any) -> torch.Tensor | None:
@@ -313,91 +258,10 @@ class FullySharded(Strategy):
         self._reductions += reduces
 
     def normalise(self, optimizer: Optimizer) -> None:
-        # The weights of the other ranks' losses are not known here. All ranks ask, also one whose own weigh nothing.
         if self.mesh is not None and self.weighted:
-            weight = torch.tensor(self.weight, dtype=torch.float64, device=self.communicator.device)
-            self.weight = float(self.communicator.all_reduce(weight)) / self.data.size
+            self.sum_weights()
         super().normalise(optimizer)
-
-    def scale_gradients(self, optimizer: Optimizer, factor: float | torch.Tensor) -> None:
-        dtensors.scale(parameters_of(optimizer), factor)
-
-    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> torch.Tensor | None:
-        return dtensors.clip(parameters_of(optimizer), value, algorithm)
-
-    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
-        let_go(self._cut)
-        if not self.module.automatic_optimization:  # it may have gone backward by itself
-            refuse_late_gradients(self.module, self._cut, f"strategy={self.name}")
-
-        def step() -> bool:
-            with dtensors.stepping(optimizer):
-                return super(FullySharded, self)._step(optimizer, closure)
-
-        return self._first.step(optimizer, step)
-
-    # -- evaluation and state -----------------------------------------------------------------------------------
-    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        # What is gathered under inference mode could not be used in training any more.
-        with torch.inference_mode(False), torch.no_grad(), dtensors.computing():
-            output = super().evaluation_step(call, batch)
-        let_go(self._cut)  # no backward pass follows, and a hook may write to the weights
-        return output
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        if self._fits:
-            average_buffers(self.communicator, self.module.buffers())
-        yield
-
-    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
-        return dtensors.state(super().state_dict([]), self.module, optimizers, self.original)
-
-    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
-        dtensors.load_state(self.module, self.precision, state, optimizers, strict)
-
-    def load_optimizer(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-        dtensors.load_optimizer(self.module, optimizer, saved)
-
-    def without_batch(self) -> None:
-        if self._passes is not None:
-            self._passes.without_batch()
-
-    def own_state(self) -> dict[str, Any]:
-        """What a step with a loss goes through, by which this rank goes along without one."""
-        return {} if self._passes is None else self._passes.own_state()
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        if self._passes is not None:
-            self._passes.load_own_state(state)
-
-    def load_first_state(self, state: dict[str, Any]) -> None:
-        self.load_own_state(state)  # all ranks go through the same
 
     def traffic(self) -> dict[str, int]:
         """Of the gradients' reduce-scatters; the weights that are gathered for a pass are not counted."""
         return {} if self.mesh is None else reduced(self.module, self.data.size, self._reductions)
-
-    def finish(self) -> None:
-        """The caller's module has its whole weights again."""
-        if self.original is not None and self.module.trainer.return_weights:
-            if self._passes is not None:
-                self._passes.let_go()
-            with self.consensus():
-                self.original.give_back()
-            self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
-
-    def close(self, error: BaseException | None = None) -> None:
-        if self._passes is not None:
-            self._passes.close()
-        dtensors.accept_new_data()
-        super().close(error)
-
-
-def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:
-    """What a rank sends when the gradients of a sharded ``module`` are reduce-scattered so many ``times``: to each of
-    the others the part of the gradients that is theirs, block by block."""
-    parts = [dtensors.local(p) for p in module.parameters() if p.requires_grad]
-    sent = times * (ranks - 1) * sum(part.nbytes for part in parts)
-    blocks = sum(isinstance(one, FSDPModule) for one in module.modules())
-    return {"bytes_sent": sent, "bytes_dense": sent, "messages": times * (ranks - 1) * blocks}

@@ -6,8 +6,8 @@ Ranks at the same place of their groups form a replica group, among which gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,40 +18,31 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 
-from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Plan
 from drivetrain.errors import TrainingError
 from drivetrain.launch import Job
-from drivetrain.named_optimizer import parameter_names
 from drivetrain.optimizer import is_torchs
-from drivetrain.strategy import Shard, SkipStep, Strategy
+from drivetrain.strategy import Shard, SkipStep
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.complex_numbers import refuse_complex
 from drivetrain_plugins.strategies.declared.mesh import Sizes, sizes
 from drivetrain_plugins.strategies.dtensors import parameters_of
-from drivetrain_plugins.strategies.first_step import FirstStep
-from drivetrain_plugins.strategies.fsdp import gone_back, let_go, reduced, refuse_late_gradients, shard
+from drivetrain_plugins.strategies.fsdp import shard
+from drivetrain_plugins.strategies.held_in_parts import HeldInParts, gone_back, reduced
 from drivetrain_plugins.strategies.lockstep import Lockstep
 from drivetrain_plugins.strategies.plain import Original
 from drivetrain_plugins.strategies.plain_parameters import refuse_hooks, refuse_hooks_on_parts, refuse_uncuttable
-from drivetrain_plugins.strategies.replicas import average_buffers, reduce_gradients
+from drivetrain_plugins.strategies.replicas import reduce_gradients
 from drivetrain_plugins.strategies.tensor_plan import check_plan, cut_parameters, plan_of
 
 if TYPE_CHECKING:
     from drivetrain.module import TrainModule
 
 
-class Mesh(Strategy):
-    """``data`` or ``shard`` times ``tensor``."""
+class Mesh(HeldInParts):
+    """``data`` or ``shard`` times ``tensor``. Its replicas are the ranks at this one's place of their tensor groups."""
 
     mesh: DeviceMesh
-    original: Original | None = None  # of the module that is held in parts
-    replicas: Communicator  # the ranks at this one's place of their tensor groups
-    _passes: Lockstep | None = None  # where gradients are reduced in shards
-    _cut: Sequence[FSDPModule] = ()  # what gathers its weights for a pass
-    _fits = False  # whether the ranks' running statistics part
-    _begun = False  # whether a step of this fit was made
-    _reductions = 0
 
     def sizes(self, world_size: int) -> Sizes:
         return sizes(self.options, world_size)
@@ -94,15 +85,11 @@ class Mesh(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        self._fits, self._begun = stage == "fit", False
-        names = parameter_names
-        self._first = FirstStep(self.communicator, f"strategy={self.name}", lambda _: names(module), of_all=True)
         if any(isinstance(p, DTensor) for p in module.parameters()):
             return
         tensor = self.mesh["tensor"]
         self._check_parameters(module, self.sizes(self.communicator.world_size), self._fits)
-        for one in [*module.parameters(), *module.buffers()]:
-            self.communicator.broadcast(one.detach())
+        self.agree_on_weights()
         self.original = Original(module, None if self._fits else self.original)
         dtensors.refuse_new_data()
         if tensor.size() > 1:  # a part that is the whole would be another parameter, which layers do not share
@@ -151,16 +138,8 @@ class Mesh(Strategy):
             super().backward(loss, share, sync, weighted=weighted, **options)
         gone_back(self.module, self._cut, reduces, f"strategy={self.name}")
 
-    def _step(self, optimizer: Optimizer, closure: Callable[[], Any] | None) -> bool:
-        let_go(self._cut)
-        if not self.module.automatic_optimization:  # it may have gone backward by itself
-            refuse_late_gradients(self.module, self._cut, f"strategy={self.name}")
-
-        def step() -> bool:
-            with dtensors.stepping(optimizer), _uniform_groups(optimizer):
-                return super(Mesh, self)._step(optimizer, closure)
-
-        return self._first.step(optimizer, step)
+    def _grouped(self, optimizer: Optimizer) -> AbstractContextManager[None]:
+        return _uniform_groups(optimizer)
 
     def reduce_gradients(self, optimizer: Optimizer, manual: bool) -> None:
         """Average over the replicas, with what this one weighed and whether it had any loss."""
@@ -168,8 +147,7 @@ class Mesh(Strategy):
             return
         if self.sharded:  # FSDP did the gradients
             if self.weighted:
-                weight = torch.tensor(self.weight, dtype=torch.float64, device=self.replicas.device)
-                self.weight = float(self.replicas.all_reduce(weight)) / self.data.size
+                self.sum_weights()
             return
         known = [self.weight, float(self.contributed)]
         head = reduce_gradients(self.replicas, parameters_of(optimizer), known, self.data.size)
@@ -182,71 +160,12 @@ class Mesh(Strategy):
         if self.weight:
             self.scale_gradients(optimizer, 1.0 / self.weight)
 
-    def scale_gradients(self, optimizer: Optimizer, factor: float | Tensor) -> None:
-        dtensors.scale(parameters_of(optimizer), factor)
-
-    def clip_gradients(self, optimizer: Optimizer, value: float, algorithm: str) -> Tensor | None:
-        return dtensors.clip(parameters_of(optimizer), value, algorithm)
-
-    # -- evaluation and state -----------------------------------------------------------------------------------
-    def evaluation_step(self, call: Callable[[Any], Any], batch: Any) -> Any:
-        # What FSDP gathers under inference mode could not be used in training any more, and DTensor has no rules there.
-        with torch.inference_mode(False), torch.no_grad(), dtensors.computing():
-            output = super().evaluation_step(call, batch)
-        let_go(self._cut)  # no backward pass follows, and a hook may write to the weights
-        return output
-
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        if self._fits:
-            average_buffers(self.replicas, self.module.buffers())
-        yield
-
-    def state_dict(self, optimizers: list[Optimizer]) -> dict[str, Any]:
-        return dtensors.state(super().state_dict([]), self.module, optimizers, self.original)
-
-    def load_state_dict(self, state: dict[str, Any], optimizers: list[Optimizer], strict: bool = True) -> None:
-        dtensors.load_state(self.module, self.precision, state, optimizers, strict)
-
-    def load_optimizer(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-        dtensors.load_optimizer(self.module, optimizer, saved)
-
-    def without_batch(self) -> None:
-        if self._passes is not None:
-            self._passes.without_batch()
-
-    def own_state(self) -> dict[str, Any]:
-        """What a step with a loss goes through, by which this rank goes along without one."""
-        return {} if self._passes is None else self._passes.own_state()
-
-    def load_own_state(self, state: dict[str, Any]) -> None:
-        if self._passes is not None:
-            self._passes.load_own_state(state)
-
-    def load_first_state(self, state: dict[str, Any]) -> None:
-        self.load_own_state(state)  # all ranks go through the same
-
     def traffic(self) -> dict[str, int]:
         """Of the gradients; what a tensor group exchanges within a pass is not counted."""
         if self.sharded:
             return reduced(self.module, self.data.size, self._reductions)
         sent = self.replicas.statistics
         return {"bytes_sent": sent.bytes_sent, "bytes_dense": sent.bytes_sent, "messages": sent.messages}
-
-    def finish(self) -> None:
-        """The caller's module has its whole weights again."""
-        if self.original is not None and self.module.trainer.return_weights:
-            if self._passes is not None:
-                self._passes.let_go()
-            with self.consensus():
-                self.original.give_back()
-            self._fits = False  # the statistics are settled, and may be where the ranks' group cannot read them
-
-    def close(self, error: BaseException | None = None) -> None:
-        if self._passes is not None:
-            self._passes.close()
-        dtensors.accept_new_data()
-        super().close(error)
 
 
 class TensorParallel(Mesh):
