@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ranks
 import torch
+import torch.distributed as dist
 
 from drivetrain.comm import groups
 from drivetrain.comm.communicator import CommunicationError, Communicator, PeerLost
@@ -290,6 +291,29 @@ def test_split_and_by_host(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r[6] for r in results] == [[0, 3], [1, 2, 4], [1, 2, 4], [0, 3], [1, 2, 4]]
     assert [r[7] for r in results] == [[0, 1], [0, 1], [2, 3], [2, 3], [4]]
     assert all(r[8] == [0, 1, 1, 0, 1] for r in results)
+
+
+def bound(comm: Communicator) -> list[Any]:
+    """To which device the default group is bound while others are made of parts of it, as over NCCL, and after that."""
+    whole, make, seen = dist.group.WORLD, dist.new_group, []
+    assert whole is not None
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        seen.append(whole.bound_device_id)
+        return make(*arguments, **options)
+
+    dist.new_group = noting  # type: ignore[assignment]
+    whole.bound_device_id = torch.device("cuda", 0)
+    try:
+        comm.split(0 if comm.rank == 0 else None)
+        return [*seen, str(whole.bound_device_id)]
+    finally:
+        dist.new_group, whole.bound_device_id = make, None
+
+
+def test_a_part_that_splits_off_needs_nobody_else() -> None:
+    """A group that torch splits off a bound one is waited for by all ranks of the job."""
+    assert ranks.run(bound, 2) == [[None, "cuda:0"], ["cuda:0"]]
 
 
 def impatient(comm: Communicator) -> list[float]:

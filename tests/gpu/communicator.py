@@ -1,4 +1,5 @@
-"""The Communicator over NCCL, run by hand on a machine with two GPUs: ``python -m tests.gpu.communicator``.
+"""The Communicator over NCCL, run by hand: ``python -m tests.gpu.communicator [RANKS]``, which are as many as there are
+GPUs, or share one (:mod:`tests.gpu.one_gpu`).
 
 Every operation on host tensors and arrays, which travel through the GPU, as the tests of the CPU judge them; then on
 tensors of the GPU. Each line ends with what was seen; the command exits with 1 if anything is not as it should be.
@@ -26,6 +27,7 @@ import test_messages as messages
 import test_operations as operations
 
 from drivetrain.comm import CommunicationError, Communicator
+from tests.gpu import one_gpu
 
 
 def on_device(comm: Communicator) -> str:
@@ -71,6 +73,24 @@ def profiled(comm: Communicator) -> str:
     return ", ".join(f"{name} {rate:.0f} GB/s on the bus" for name, rate in bus.items())
 
 
+def parted(comm: Communicator) -> str:
+    """Groups of some ranks, which the others know nothing of, from the whole and from each other."""
+    n, rank = comm.world_size, comm.rank
+    first = comm.split(0 if rank == 0 else None, label="first")
+    assert (first is None) == (rank > 0)
+    half = comm.split(rank % 2, key=-rank)
+    assert half is not None and half.world_size == len(range(rank % 2, n, 2))
+    one = torch.ones(3, device=comm.device)
+    if rank % 2 == 0:  # these part again by themselves
+        quarter = half.split(0)
+        assert quarter is not None and quarter.all_reduce(one.clone()).tolist() == [float(half.world_size)] * 3
+    assert half.all_reduce(one.clone()).tolist() == [float(half.world_size)] * 3
+    assert comm.by_host("here").inside.all_reduce(one.clone()).tolist() == [float(n)] * 3
+    whole = comm.sub(range(n), "whole")
+    assert whole is not None and whole.all_reduce(one).tolist() == [float(n)] * 3
+    return f"{n} ranks in halves"
+
+
 def barrier(comm: Communicator) -> str:
     """Who did not arrive is named over NCCL too. Last, for its group is of no use afterwards."""
     own = comm.sub(range(comm.world_size), "own")
@@ -85,16 +105,16 @@ def barrier(comm: Communicator) -> str:
     return said
 
 
-def worker(rank: int, world_size: int, store: str) -> None:
-    os.environ["LOCAL_RANK"] = str(rank)
-    device = torch.device("cuda", rank)
+def worker(rank: int, world_size: int, gpu: int, store: str) -> None:
+    os.environ["LOCAL_RANK"] = str(gpu)
+    device = torch.device("cuda", gpu)
     torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
-    )
+    place: dict[str, Any] = {"init_method": f"file://{store}", "rank": rank, "world_size": world_size}
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60), device_id=device, **place)  # bound, as a Trainer's
     assert dist.group.WORLD is not None
     comm = Communicator(dist.group.WORLD, device)
     checks: list[tuple[str, Callable[[Communicator], Any]]] = [
+        ("groups", parted),
         ("reductions", lambda c: operations.reductions(c, ["native", "ring"])[:8]),
         ("movements", operations.movements),
         ("uneven", operations.uneven),
@@ -102,7 +122,7 @@ def worker(rank: int, world_size: int, store: str) -> None:
         ("refusals", operations.refused),
         ("objects", lambda c: len(messages.objects(c))),
         ("on the device", on_device),
-        ("profiled", profiled),
+        *([("profiled", profiled)] if gpu == rank else []),
         ("barrier", barrier),
     ]
     for name, check in checks:
@@ -116,6 +136,22 @@ def worker(rank: int, world_size: int, store: str) -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def of_its_own(rank: int, world_size: int, store: str) -> None:
+    worker(rank, world_size, rank, store)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) == 2:  # one of several that share a GPU
+        worker(int(os.environ["RANK"]), int(arguments[0]), 0, arguments[1])
+    gpus = torch.cuda.device_count()
+    count = int(arguments[0]) if arguments else gpus
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(worker, (torch.cuda.device_count(), f"{folder}/store"), nprocs=torch.cuda.device_count())
+        if count <= gpus:
+            mp.spawn(of_its_own, (count, f"{folder}/store"), nprocs=count)
+            return 0
+        command = [sys.executable, "-m", __spec__.name, str(count), f"{folder}/store"]
+        return max(abs(process.wait()) for process in one_gpu.start(count, command))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -101,17 +102,34 @@ def split(
     name = f"{label} {color}"
     if comm.group is None:
         return comm.child(None, name)
-    _catch_up(max(made for other, _, made, _ in said if other == color))
     members = [dist.get_global_rank(comm.group, rank) for _, rank in order]
-    # Only the members meet: ranks of the job that are not in this group know nothing of it.
     options = _tuned(comm, thread_blocks)
     if members != sorted(members):
         if _takes_any_order():
             options["sort_ranks"] = False
         else:
             members = [_Placed(member, place) for place, member in enumerate(members)]
-    group = dist.new_group(members, comm.timeout, use_local_synchronization=True, group_desc=name, **options)
+    # Only the members meet: ranks of the job that are not in this group know nothing of it.
+    with _by_its_members():
+        _catch_up(max(made for other, _, made, _ in said if other == color))
+        group = dist.new_group(members, comm.timeout, use_local_synchronization=True, group_desc=name, **options)
     return comm.child(group, name, thread_blocks)
+
+
+@contextmanager
+def _by_its_members() -> Iterator[None]:
+    """While it lasts torch makes an NCCL group by its members alone. Where the default group is bound to a GPU torch
+    splits it (ncclCommSplit), and in that all ranks of the job take part: members would wait for those that do not."""
+    whole = dist.group.WORLD
+    bound = None if whole is None else whole.bound_device_id
+    if whole is None or bound is None:
+        yield
+        return
+    whole.bound_device_id = None
+    try:
+        yield
+    finally:
+        whole.bound_device_id = bound
 
 
 def _takes_any_order() -> bool:
