@@ -94,7 +94,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 TWICE = """
-import os, sys, time
+import contextlib, io, os, sys, time
 sys.path.insert(0, {repository!r})
 from tests.runs import loader, train
 
@@ -110,6 +110,9 @@ assert [outcome.curve for outcome in made[1:]] == [made[0].curve] * 2
 first = made[0]  # which left the job and comes back
 found = first.trainer.validate(first.module, loader(23, 5, shuffle=False), verbose=False)[0]
 assert abs(found["val/loss"] - first.metrics["val/loss"]) < 1e-12, (found, first.metrics)
+with contextlib.redirect_stderr(io.StringIO()) as told:  # torch puts the rank before each line, with each group again
+    sys.excepthook(ValueError, ValueError("of the project"), None)
+assert told.getvalue() == "[rank" + os.environ["RANK"] + "]: ValueError: of the project\\n", told.getvalue()
 """
 
 

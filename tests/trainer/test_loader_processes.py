@@ -3,11 +3,12 @@ that stay from epoch to epoch end with the stage that they read for."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -206,3 +207,43 @@ def test_it_ends_where_training_fails(run_alone: Callable[..., Any]) -> None:
         return len(multiprocessing.active_children())
 
     assert run_alone(program) == 0
+
+
+class Ring:
+    """What only Python's collector ends; it notes that it did, as a process group would wait for its threads."""
+
+    ended: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        self.ended.append("ended")
+
+
+class Collects(Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> float:
+        gc.collect()
+        return float(len(Ring.ended))
+
+
+class Leaves(Classifier):
+    """Leaves what an earlier run would, before the loader's processes are started."""
+
+    def on_predict_start(self) -> None:
+        gc.disable()  # else it could be gone by then
+        Ring()
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return batch
+
+    def on_predict_end(self) -> None:
+        gc.enable()
+
+
+def test_processes_leave_alone_what_a_rank_has_no_use_for_any_more() -> None:
+    found = Trainer(strategy="ring", devices=2, **QUIET).predict(Leaves(), DataLoader(Collects(), num_workers=1))
+    assert torch.cat(found).tolist() == [0.0, 0.0]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
+import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.launch import stores
@@ -26,7 +30,8 @@ INTERFACE = "GLOO_SOCKET_IFNAME"
 @dataclass
 class _Joined:
     """The one job that this process has joined: its store, whether it hosts it, whether Gloo was told the interface;
-    how many it joined before, one after the other; and what listens for all of them, by port."""
+    how many it joined before, one after the other; what listens for all of them, by port; and what told of exceptions
+    before torch's own did, which puts the rank before each line, with that."""
 
     job: Job = field(default_factory=Job)
     store: Store | None = None
@@ -34,6 +39,7 @@ class _Joined:
     interface_set: bool = False
     count: int = 0
     listening: dict[int, Store] = field(default_factory=dict)
+    hooks: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
 
 _joined = _Joined()
@@ -77,6 +83,7 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         # Neither the addresses of an attempt that died may be read, nor those of a group that was there before.
         _joined.store = dist.PrefixStore(f"attempt_{job.attempt}/group_{_joined.count}", tcp)
         _joined.count += 1
+        hook = _former_hook()
         dist.init_process_group(
             job.backend,
             store=dist.PrefixStore("default_group", _joined.store),
@@ -85,6 +92,8 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
             timeout=timedelta(seconds=job.timeout),
             device_id=bound,
         )
+        _joined.hooks = hook, sys.excepthook
+        _pass_over_what_is_inherited()
     except BaseException as error:
         _forget()
         if isinstance(error, (RuntimeError, ValueError)):
@@ -94,6 +103,20 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
                 "that address, and that MASTER_PORT is free"
             ) from error
         raise
+
+
+def _former_hook() -> Callable[..., Any]:
+    """What tells of exceptions, without what torch added for an earlier group: it adds that for each."""
+    if _joined.hooks is not None and sys.excepthook is _joined.hooks[1]:
+        sys.excepthook = _joined.hooks[0]
+    return sys.excepthook
+
+
+@cache
+def _pass_over_what_is_inherited() -> None:
+    """Python's collector, in a process that is forked from this one (a loader's), would end what nobody uses any more,
+    a group of an earlier run too, which waits for its threads to end: and a fork copies no threads."""
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def init_group_of_one(job: Job, device: torch.device) -> bool:
