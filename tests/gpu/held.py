@@ -60,7 +60,7 @@ class Check:
     def judged(self, reference: Saved, found: Saved) -> tuple[bool, str]:
         """Whether it is as it should be, and what to say of it."""
         if "refused" in found:
-            return True, f"refused: {found['refused']}"
+            return "could not start" not in found["refused"], f"refused: {found['refused']}"
         if "refused" in reference:
             return False, f"one process refuses: {reference['refused']}"
         if reference["steps"] != found["steps"] or not found["steps"]:
