@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -40,6 +41,10 @@ from drivetrain.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from drivetrain.data import DataModule
+
+# Engines lie in circles with what they hold, connections and threads too, of which a script of many Trainers would run
+# out before Python looks for circles; to look takes a few tenths of a second.
+_COLLECT_EVERY = 4
 
 
 class Trainer(TrainerState):
@@ -245,6 +250,9 @@ class Trainer(TrainerState):
             return
         if Trainer._in_job is not None and job.origin != "inline":  # an earlier one of the script makes room
             Trainer._in_job.close()
+            Trainer._made_room += 1
+            if Trainer._made_room % _COLLECT_EVERY == 0:
+                gc.collect()
         self.job = job if job.origin != "inline" else None
         if self.job is not None:
             self.node_rank = job.node_rank
@@ -261,6 +269,7 @@ class Trainer(TrainerState):
 
     _connected = False
     _in_job: ClassVar[Trainer | None] = None  # the one of this process that holds its process group
+    _made_room: ClassVar[int] = 0  # how many did for another
 
     def disconnect(self, error: BaseException | None) -> None:
         if self._connected:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -184,6 +186,22 @@ def test_an_error_that_one_rank_catches_is_the_others_at_once(strategy: str) -> 
     (of_other, waited, *others), (own, _, *mine) = run_job(gone_on_after_an_error, 2, strategy)
     assert own and not of_other and waited < 10
     assert all(torch.equal(a, b) for a, b in zip(others, mine, strict=True))
+
+
+def many_trainers(rank: int, size: int) -> list[int]:
+    """Open descriptors of this process after each of some Trainers; Python looks for circles only when it is told."""
+    gc.disable()
+    found = []
+    for _ in range(13):
+        Trainer(strategy="ddp", **{**OPTIONS, "max_steps": 1}, **QUIET).fit(Classifier(), loader())
+        found.append(len(os.listdir("/proc/self/fd")))
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list a process's descriptors")
+def test_a_script_of_many_trainers_does_not_run_out_of_connections() -> None:
+    for found in run_job(many_trainers, 2):
+        assert max(found[8:]) <= max(found[:8])
 
 
 class Drops(Classifier):
