@@ -188,8 +188,9 @@ def test_states_of_another_kind_of_number_than_the_weights(
     assert some[key].dtype == dtype
 
 
-def test_states_within_states_are_cut_as_parameters_are(tmp_path: Path) -> None:
-    options = {"strategy": "fsdp", "devices": 2, "accumulate_grad_batches": 1}
+@pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
+def test_states_within_states_are_cut_as_parameters_are(strategy: str, tmp_path: Path) -> None:
+    options = {"strategy": strategy, "devices": 2, "accumulate_grad_batches": 1}
     _stopped_and_resumed(tmp_path, lambda: Stepped(Within), (4,), options)
 
 
