@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +14,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import checkpoint
 from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError
 from drivetrain.module import TrainModule
 from drivetrain.trainer import Trainer
 from drivetrain_plugins.callbacks.early_stopping import EarlyStopping
 from drivetrain_plugins.callbacks.learning_rate_monitor import LearningRateMonitor
+from drivetrain_plugins.callbacks.lightning_model_checkpoint import ModelCheckpoint as OfLightning
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain_plugins.callbacks.throughput_monitor import ThroughputMonitor
 from drivetrain_plugins.callbacks.timer import Timer
 from drivetrain_plugins.loggers.csv import CSVLogger
 from drivetrain_plugins.loggers.tensorboard import TensorBoardLogger
+from tests.runs import train
 
 
 class Regression(TrainModule):
@@ -108,3 +112,27 @@ def test_fit_test_resume(
     kept = [f"epoch={epoch}-step={step + 9 * (epoch - 2)}.ckpt" for epoch in (3, 4)]
     assert sorted(os.listdir(folder)) == [origin, *kept, "last.ckpt"]
     assert os.readlink(folder / "last.ckpt") == kept[-1]
+
+
+@pytest.mark.parametrize(("kind", "devices"), [(ModelCheckpoint, 1), (ModelCheckpoint, 2), (OfLightning, 1)])
+def test_a_subclass_names_the_files(kind: Any, devices: int, tmp_path: Path) -> None:
+    class Named(kind):  # type: ignore[misc]
+        def format_checkpoint_name(self, metrics: Any, filename: Any = None, ver: Any = None, **more: Any) -> str:
+            name = f"of-{int(metrics['step'])}" if ver is None else f"of-{int(metrics['step'])}-{ver}"
+            return str(Path(self.dirpath or "") / f"{name}.ckpt")
+
+    saving = Named(tmp_path, save_top_k=-1, save_on_train_epoch_end=True)
+    strategy = "single" if devices == 1 else "ddp"
+    train(strategy=strategy, devices=devices, callbacks=[saving], enable_checkpointing=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["of-14.ckpt", "of-7.ckpt"]
+    assert saving.best_model_path == str(tmp_path / "of-14.ckpt")
+
+
+@pytest.mark.parametrize("kind", [ModelCheckpoint, OfLightning])
+def test_a_name_that_is_the_same_in_each_version_is_refused_and_not_tried_for_ever(kind: Any, tmp_path: Path) -> None:
+    class Same(kind):  # type: ignore[misc]
+        def format_checkpoint_name(self, *args: Any, **options: Any) -> str:
+            return str(tmp_path / "same.ckpt")
+
+    with pytest.raises(ConfigurationError, match=r"gives .*same\.ckpt again where that is taken"):
+        train(callbacks=[Same(tmp_path, monitor="train/loss", save_top_k=-1)], enable_checkpointing=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.trainer import Trainer
 
 JOIN, EQUALS, EXTENSION = "-", "=", ".ckpt"
 _FIELD = re.compile(r"\{([^{}:]*)(:[^{}]*)?\}")
@@ -57,3 +60,19 @@ def fill(template: str, value: Callable[[str], Any], label: Callable[[str], str]
             ) from error
 
     return _FIELD.sub(field, template)
+
+
+def path_of_first(trainer: Trainer, path: str) -> str:
+    """Workers may make names of their own, with a time in them, in a subclass; whether they ask for a file, and how
+    many they keep, goes by name. Every worker asks."""
+    if trainer.communicator.world_size == 1:
+        return path
+    return str(trainer.communicator.all_gather_plain(path)[0])
+
+
+def goes_without_version(callback: Any, path: str) -> ConfigurationError:
+    """What to raise where no version of a name that is taken is another name."""
+    return ConfigurationError(
+        f"{type(callback).__name__}.format_checkpoint_name gives {path} again where that is taken: let it use ver, or"
+        " pass enable_version_counter=False to write over the file."
+    )

@@ -16,7 +16,7 @@ from torch import Tensor
 from drivetrain import checkpoint
 from drivetrain.errors import CheckpointError
 from drivetrain.local_path import local_path
-from drivetrain_plugins.callbacks.checkpoint_name import fill
+from drivetrain_plugins.callbacks.checkpoint_name import fill, goes_without_version, path_of_first
 from drivetrain_plugins.callbacks.checkpoint_options import CheckpointOptions
 
 if TYPE_CHECKING:
@@ -109,20 +109,14 @@ class CheckpointFiles(CheckpointOptions):
 
     def _free_name(self, trainer: Trainer, metrics: dict[str, Tensor], name: str | None, replaced: str) -> str:
         """A path that is not taken, or by what this save replaces; the first worker's, on every worker."""
-        path = self._of_first(trainer, self.format_checkpoint_name(metrics, name))
+        path = path_of_first(trainer, self.format_checkpoint_name(metrics, name))
         version = self.STARTING_VERSION
         while self._enable_version_counter and path != replaced and self.file_exists(path, trainer):
-            path = self._of_first(trainer, self.format_checkpoint_name(metrics, name, ver=version))
+            former, path = path, path_of_first(trainer, self.format_checkpoint_name(metrics, name, ver=version))
+            if path == former:
+                raise goes_without_version(self, path)
             version += 1
         return path
-
-    @staticmethod
-    def _of_first(trainer: Trainer, path: str) -> str:
-        """Workers may make names of their own, with a time in them, in a subclass; whether they ask for a file, and how
-        many they keep, goes by name."""
-        if trainer.communicator.world_size == 1:
-            return path
-        return str(trainer.communicator.all_gather_plain(path)[0])
 
     def file_exists(self, filepath: str | os.PathLike[str], trainer: Trainer) -> bool:
         """Whether the first worker sees a file there, or has begun to write one; every worker must ask."""

@@ -14,7 +14,7 @@ import torch
 from drivetrain.checkpoint.shared import refuse_unshared
 from drivetrain.dependent_options import Dependent
 from drivetrain.errors import CheckpointError, ConfigurationError
-from drivetrain_plugins.callbacks.checkpoint_name import EXTENSION, format_name
+from drivetrain_plugins.callbacks.checkpoint_name import EXTENSION, format_name, goes_without_version, path_of_first
 from drivetrain_plugins.callbacks.checkpoint_options import CheckpointOptions
 from drivetrain_plugins.callbacks.monitor import has_validation, missing, worst
 from drivetrain_plugins.callbacks.retention import Kept, Retention, worst_of
@@ -124,7 +124,9 @@ class ModelCheckpoint(CheckpointOptions):
     def format_checkpoint_name(
         self, metrics: dict[str, Any], filename: str | None = None, ver: int | None = None
     ) -> str:
-        """Path that a checkpoint with these ``metrics`` (``epoch`` and ``step`` among them) would get."""
+        """Path that a checkpoint with these ``metrics`` (``epoch`` and ``step`` among them) would get, in version
+        ``ver`` of the name where that is taken. Subclasses may make names of their own in it; with several workers it
+        is the first one's that counts."""
         name = format_name(filename or self.filename, metrics, insert_names=self.auto_insert_metric_name)
         return self._path(f"{name}{EXTENSION}" if ver is None else f"{name}-v{ver}{EXTENSION}")
 
@@ -203,7 +205,7 @@ class ModelCheckpoint(CheckpointOptions):
         return self._saved_at
 
     def _path_on_exception(self, trainer: Trainer) -> str:
-        return self._path(self._name(trainer, []))
+        return self._path(self._name(trainer, [], alone=True))
 
     def _skips(self, trainer: Trainer) -> bool:
         return (
@@ -278,26 +280,46 @@ class ModelCheckpoint(CheckpointOptions):
         score = None if current is None else worst(self.mode) if current.isnan() else float(current)
         return self._retention.enters(self._kept, score)
 
-    def _name(self, trainer: Trainer, leaving: list[str]) -> str:
-        """A file name that is free, or held by a checkpoint that this save replaces."""
+    def _name(self, trainer: Trainer, leaving: list[str], alone: bool = False) -> str:
+        """A file name that is free, or held by a checkpoint that this save replaces. ``alone``: of this rank, which
+        asks no other."""
         values: dict[str, Any] = {
             **trainer.callback_metrics,
             "epoch": trainer.current_epoch,
             "step": trainer.global_step,
         }
-        name = format_name(self.filename, values, insert_names=self.auto_insert_metric_name)
+        candidate = self._version_of_name(trainer, values, None, alone)
         if not self._enable_version_counter:
-            return f"{name}{EXTENSION}"
+            return candidate
         taken = set(self._names)
         for other in trainer.callbacks:
             if isinstance(other, ModelCheckpoint) and other.dirpath == self.dirpath:
                 taken |= other._names
         taken -= set(leaving)
-        version, candidate = 0, f"{name}{EXTENSION}"
+        version = 0
         while candidate in taken or candidate == LAST:
-            version += 1
-            candidate = f"{name}-v{version}{EXTENSION}"
+            version, former = version + 1, candidate
+            candidate = self._version_of_name(trainer, values, version, alone)
+            if candidate == former:
+                raise goes_without_version(self, self._path(candidate))
         return candidate
+
+    def _version_of_name(self, trainer: Trainer, values: dict[str, Any], version: int | None, alone: bool) -> str:
+        """What :meth:`format_checkpoint_name` says, as a name within the folder."""
+        if type(self).format_checkpoint_name is ModelCheckpoint.format_checkpoint_name:
+            name = format_name(self.filename, values, insert_names=self.auto_insert_metric_name)
+            return f"{name}{EXTENSION}" if version is None else f"{name}-v{version}{EXTENSION}"
+        path = self.format_checkpoint_name(values, ver=version)
+        path = path if alone else path_of_first(trainer, path)  # ranks may make others, with a time in them
+        path = path if path.endswith(EXTENSION) else f"{path}{EXTENSION}"
+        folder = os.path.abspath(self.dirpath or os.curdir)
+        name = os.path.relpath(path, folder) if os.path.dirname(path) else path
+        if name.startswith(os.pardir):
+            raise ConfigurationError(
+                f"{type(self).__name__}.format_checkpoint_name gives {path!r}, not in {folder}: set dirpath for the"
+                " folder."
+            )
+        return name
 
     def _delete(self, trainer: Trainer, names: list[str]) -> None:
         for name in names:
