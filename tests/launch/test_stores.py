@@ -7,7 +7,10 @@ import socket
 
 import pytest
 
-from drivetrain.launch import stores
+from drivetrain.errors import ConfigurationError
+from drivetrain.launch import Job, init_process_group, stores
+from tests.distributed import run_alone
+from tests.ports import free_port
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has it")
@@ -36,3 +39,15 @@ def test_open_descriptors_do_not_hold_that_of_their_own_listing() -> None:
     before = stores._descriptors()
     with open(os.devnull) as file:  # gets the number that the listing had
         assert stores._descriptors() - before == {file.fileno()}
+
+
+def alone_of_two() -> str:
+    """What a rank is told whose fellow never makes a Trainer."""
+    job = Job(rank=0, world_size=2, local_world_size=2, master_port=free_port(), origin="mpi", timeout=1.0)
+    with pytest.raises(ConfigurationError) as told:
+        init_process_group(job)
+    return str(told.value)
+
+
+def test_who_waits_for_a_group_is_told_who_did_not_come() -> None:
+    assert "rank 1 did not come within 1 s" in run_alone(alone_of_two)

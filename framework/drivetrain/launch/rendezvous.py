@@ -83,6 +83,7 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         # Neither the addresses of an attempt that died may be read, nor those of a group that was there before.
         _joined.store = dist.PrefixStore(f"attempt_{job.attempt}/group_{_joined.count}", tcp)
         _joined.count += 1
+        _joined.store.set(f"here_{job.rank}", "1")
         hook = _former_hook()
         dist.init_process_group(
             job.backend,
@@ -95,12 +96,17 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         _joined.hooks = hook, sys.excepthook
         _pass_over_what_is_inherited()
     except BaseException as error:
+        missing = _missing() if isinstance(error, RuntimeError) else []
         _forget()
         if isinstance(error, (RuntimeError, ValueError)):
+            reason = str(error).splitlines()[0]
+            if missing:
+                ranks = "rank" if len(missing) == 1 else "ranks"
+                reason = f"{ranks} {', '.join(map(str, missing))} did not come within {job.timeout:g} s"
             raise ConfigurationError(
                 f"rank {job.rank} of {job.world_size} could not start {job.backend} through "
-                f"{job.master_addr}:{job.master_port} ({str(error).splitlines()[0]}): see that all ranks run and reach "
-                "that address, and that MASTER_PORT is free"
+                f"{job.master_addr}:{job.master_port} ({reason}): see that all ranks run and reach that address, that "
+                "each makes the same calls of a Trainer, and that MASTER_PORT is free"
             ) from error
         raise
 
@@ -181,6 +187,16 @@ def _choose_interface(job: Job) -> None:
     if chosen is not None:
         _joined.interface_set = True
         os.environ[INTERFACE] = chosen  # stays: groups that are made later read it too
+
+
+def _missing() -> list[int]:
+    """The ranks that have not come to the group; none where that cannot be known."""
+    if _joined.store is None:
+        return []
+    try:
+        return [rank for rank in range(_joined.job.world_size) if not _joined.store.check([f"here_{rank}"])]
+    except RuntimeError:
+        return []  # who hosts the store is gone
 
 
 def _say_goodbye() -> None:
