@@ -236,6 +236,10 @@ class Trainer(TrainerState):
         if self.job is None and self.world_size > 1:
             try:
                 return handover.in_workers(self, request)
+            except BaseException as error:
+                stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
+                self.stage, self.status = request.stage, "interrupted" if stopped else "failed"
+                raise
             finally:
                 late_setup.put_back(request.datamodule, owed)
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torchmetrics
 
-from drivetrain.errors import MisuseError
-from tests.runs import Classifier, train
+from drivetrain import Trainer
+from drivetrain.errors import MisuseError, WorkerError
+from tests.runs import QUIET, Classifier, loader, train
 
 STRATEGIES = ["ddp", "local_sgd", "gossip", {"name": "federated", "clients": 2}, "parameter_server"]
 
@@ -47,3 +48,17 @@ def test_what_stands_for_the_loop_counts_and_what_was_left_with_the_workers_is_t
         assert trainer.optimizers == trainer.lightning_module.optimizers() == []
     with pytest.warns(UserWarning, match="trainer.lr_scheduler_configs is empty"):
         assert trainer.lr_scheduler_configs == []
+
+
+class Refuses(Classifier):
+    def on_train_start(self) -> None:
+        raise ValueError("of the project's code")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_trainer_knows_that_its_workers_failed(devices: int) -> None:
+    """As one whose only worker is this process: scripts that catch the error ask it."""
+    trainer = Trainer(strategy="ddp", devices=devices, **QUIET)
+    with pytest.raises((ValueError, WorkerError)):
+        trainer.fit(Refuses(), loader())
+    assert (trainer.status, trainer.interrupted, trainer.state.fn) == ("failed", True, "fit")
