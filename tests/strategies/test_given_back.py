@@ -204,6 +204,21 @@ def test_a_script_of_many_trainers_does_not_run_out_of_connections() -> None:
         assert max(found[8:]) <= max(found[:8])
 
 
+def taking_turns(rank: int, size: int) -> list[int]:
+    """Steps of a Trainer that fits, leaves the job to another and fits again."""
+    trainer, other = (Trainer(strategy="ring", **{**OPTIONS, "max_steps": 1}, **QUIET) for _ in range(2))
+    module, steps = Classifier(), []
+    for one in (trainer, other, trainer):
+        one.max_steps = one.global_step + 1
+        one.fit(module, loader())
+        steps.append(one.global_step)
+    return steps
+
+
+def test_a_trainer_that_left_the_job_to_another_comes_back_to_it() -> None:
+    assert run_job(taking_turns, 2) == [[1, 1, 2]] * 2
+
+
 class Drops(Classifier):
     """Draws random numbers in every step."""
 

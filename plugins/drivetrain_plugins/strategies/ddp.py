@@ -87,6 +87,7 @@ class DistributedDataParallelStrategy(Strategy):
 
     def connect(self, job: Job) -> None:
         super().connect(job)
+        self._all_reduce = None  # one of a job that was left, as for another Trainer of a script, is closed
         self.data = Shard(self.communicator.rank, self.communicator.world_size)
 
     def prepare(self, module: TrainModule, stage: str) -> None:
