@@ -109,6 +109,15 @@ class Sharpness(Classifier):
         return loss + sum(slope.square().sum() for slope in slopes)
 
 
+class Flat(Sharpness):
+    """Leaves out slopes that there are none of."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        slopes = torch.autograd.grad(loss, self.parameters(), create_graph=True, allow_unused=True)
+        return loss + sum(slope.square().sum() for slope in slopes if slope is not None)
+
+
 class NoMatrix(Classifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return torch.mm(batch[0], torch.ones(3, dtype=batch[0].dtype))
@@ -135,6 +144,8 @@ ZERO = {"name": "zero", "stage": 3}
         (NoMatrix, ZERO, r"must be a matrix.* \(in .*: strategy=zero with stage=3 leaves .* which may be why"),
         (NoMatrix, {"name": "zero", "stage": 2}, r"must be a matrix.* \(in NoMatrix.training_step, [^:]*\)$"),
         (Sharpness, LAYERS, r"\(in .*: strategy=fsdp computes with whole weights in the place of parameters"),
+        (Flat, LAYERS, r"finds no way to parameters that a rank holds a part of.* needs strategy=ddp"),
+        (Flat, "pipeline", r"finds no way to parameters that other ranks of a pipeline hold.* needs strategy=ddp"),
         (Once, "pipeline", r"\(in .*: the step of strategy=pipeline has what comes out of the network"),
     ],
 )

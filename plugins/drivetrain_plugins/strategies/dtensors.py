@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.errors import TrainingError
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.precision import Precision
+from drivetrain_plugins.strategies import slopes
 from drivetrain_plugins.strategies.own_parts import refuse_shards, refuse_whole
 from drivetrain_plugins.strategies.plain import Original
 
@@ -153,13 +154,15 @@ def stepping(optimizer: Optimizer) -> Iterator[None]:
 @contextmanager
 def computing() -> Iterator[None]:
     """Around a module's step: says so where it computes with the part of a parameter that a rank holds as if it were a
-    whole tensor (a penalty on weights, a layer's weight in a function), which no layer has gathered for it.
+    whole tensor (a penalty on weights, a layer's weight in a function), which no layer has gathered for it, and where
+    it asks for slopes by such a part, for which there are none.
 
     Raises:
         TrainingError: it does; the first cause is attached.
     """
     try:
-        yield
+        with slopes.watched(_is_part, "a rank holds a part of, for a step computes with the whole ones"):
+            yield
     except RuntimeError as error:
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
@@ -167,6 +170,10 @@ def computing() -> Iterator[None]:
             "a step computes with parameters beside their layers' own forward pass, where a rank holds a part of each:"
             " call the layer, let the optimizer see to a penalty on weights (weight_decay), or use strategy=ddp."
         ) from error
+
+
+def _is_part(one: Any) -> bool:
+    return isinstance(one, DTensor)
 
 
 def _of_dtensor(error: BaseException) -> bool:

@@ -39,6 +39,7 @@ from drivetrain_plugins.strategies.pipeline_capture import Call, Capture, called
 from drivetrain_plugins.strategies.pipeline_cut import cut, find_network
 from drivetrain_plugins.strategies.pipeline_random import stream
 from drivetrain_plugins.strategies.pipeline_schedule import Schedules, runs
+from drivetrain_plugins.strategies.slopes import watched
 from drivetrain_plugins.strategies.spread import gather_states
 from drivetrain_plugins.strategies.stale_reads import StaleReads
 
@@ -200,7 +201,8 @@ class Pipeline(Strategy):
 
         def loss_of(output: Tensor, piece: Any, fraction: float) -> Tensor:
             kept = KeptOnModule(self.module) if "training" in self._reads and not losses else None
-            with self.precision.forward_context(), self._watched("training"):
+            slopes = watched(self._is_elsewhere, "other ranks of a pipeline hold")
+            with self.precision.forward_context(), self._watched("training"), slopes:
                 loss = self.capture.answer(lambda b: step.call(b, fraction), piece, output)
             if kept is not None and self.line.world_size > 1:
                 self._tell_of_kept(kept.changed(draws=False))
@@ -242,6 +244,9 @@ class Pipeline(Strategy):
         if weight > 0:
             double = any(p.dtype == torch.float64 for p in self.parameters.values())
             step.whole = (total / weight).to(self.device, torch.float64 if double else torch.float32)
+
+    def _is_elsewhere(self, one: Any) -> bool:
+        return any(one is parameter for parameter in self.elsewhere.values())
 
     def _watched(self, kind: str) -> AbstractContextManager[Any]:
         """Around what the user's step does in its first batch of a fit, of training or of evaluation."""
