@@ -137,6 +137,29 @@ def test_states_of_optimizers_that_are_gone_with_their_servers_are_told_of(tmp_p
     assert saved.meta["world_size"] == 1 and saved.shared["optimizer_states"] == []
 
 
+def gone_on_beside_a_server(rank: int, size: int, strategy: Any) -> list[torch.Tensor]:
+    module = Classifier()
+    for one in (strategy, "ddp"):
+        trainer = Trainer(strategy=one, **OPTIONS, **QUIET)
+        if one is strategy:
+            trainer.fit(module, loader())
+    [metrics] = trainer.validate(module, loader(23, 5, shuffle=False), verbose=False)
+    trainer.close()
+    return [torch.tensor(metrics["val/loss"]), *(p.detach() for p in module.parameters())]
+
+
+def test_a_rank_that_served_has_the_weights_too() -> None:
+    """It went into later evaluations of the script with those that it began with."""
+    found = run_job(gone_on_beside_a_server, 3, {"name": "parameter_server", "servers": 1})
+    alone = Classifier()
+    trainer = Trainer(**{**OPTIONS, "devices": 1, "num_nodes": 1}, **QUIET)
+    trainer.fit(alone, loader())
+    [metrics] = trainer.validate(alone, loader(23, 5, shuffle=False), verbose=False)
+    expected = [torch.tensor(metrics["val/loss"]), *(p.detach() for p in alone.parameters())]
+    for of_rank in found:
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(of_rank, expected, strict=True))
+
+
 def built_after_a_fit(rank: int, size: int, folder: Path) -> list[torch.Tensor]:
     """Weights of modules that a script makes before a fit and after it."""
     lightning.seed_everything(5)

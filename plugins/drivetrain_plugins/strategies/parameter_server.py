@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from drivetrain.comm.communicator import Communicator
 from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, Interrupted, TrainingError
-from drivetrain.launch import Job, signals
+from drivetrain.launch import Job, job_store, signals
 from drivetrain.named_optimizer import named_state, parameter_names
 from drivetrain.optimizer import is_torchs
 from drivetrain.strategy import Shard, SkipStep, Strategy
@@ -63,6 +63,7 @@ class ParameterServer(Strategy):
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
     firsts: dict[int, dict[str, str]] | None = None  # what the first step changed, by server, until all have told
+    _all: Communicator  # of the job's ranks, those that serve too
     whole = False  # whether this worker has the true gradients of this step
     window: Window | None = None  # memory that the server here shares
     windows: Sequence[Window | None] = ()  # memory shared with each server
@@ -77,6 +78,7 @@ class ParameterServer(Strategy):
         super().connect(job)
         self.roles = Roles.of(job, self.options.servers, self.options.embedded)
         self.trains = self.roles.trains
+        self._all = self.communicator
         if job.world_size > 1:
             group = self.communicator.sub(range(self.roles.workers), "workers")
             self.communicator = group if group is not None else Communicator()
@@ -171,6 +173,8 @@ class ParameterServer(Strategy):
         signal = signals.pending()
         if signal is not None:
             raise Interrupted(signal)
+        if self._hands_on() and job_store().check([self._trained()]):
+            self._hand_on()
 
     # -- a step -------------------------------------------------------------------------------------------------
     def optimizer_step(
@@ -385,7 +389,25 @@ class ParameterServer(Strategy):
         """What the servers end with is what the caller's module gets; after this they are gone."""
         if self.fits:
             self._pull_together()
+        hands_on = self._hands_on()
+        if hands_on and self.job.rank == 0:
+            job_store().set(self._trained(), "1")  # before the goodbye, after which a server looks
         self._shut()
+        if hands_on:
+            self._hand_on()
+
+    def _hands_on(self) -> bool:
+        """Whether ranks that served get the weights too: a script that each rank runs may go on with them anywhere."""
+        serve = self.roles.workers < self.job.world_size
+        return self.fits and serve and self.job.origin != "local" and self.module.trainer.return_weights
+
+    def _trained(self) -> str:
+        """Where the first worker says that the workers have come to a fit's end."""
+        return f"trained_{self.stages}"
+
+    def _hand_on(self) -> None:
+        for tensor in [*self.module.parameters(), *self.module.buffers()]:
+            self._all.broadcast(tensor.detach())
 
     def close(self, error: BaseException | None = None) -> None:
         if self.server is not None:
