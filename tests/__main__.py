@@ -18,8 +18,19 @@ HERE = Path(__file__).parent
 # Parts that take about as long, the workers of the first having most of the processor time; everything else, what is
 # new too, is in a part of its own.
 PARTS = [
-    ["compression", "contract", "parity", "strategies"],
-    ["app", "bench", "comm", "federated", "hosts", "launch", "parameter_server", "third_party"],
+    ["contract", "parity", "strategies"],
+    [
+        "app",
+        "bench",
+        "comm",
+        "compression",
+        "faults",
+        "federated",
+        "hosts",
+        "launch",
+        "parameter_server",
+        "third_party",
+    ],
 ]
 
 
