@@ -10,6 +10,7 @@ import random
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,12 @@ import torch
 import torch.distributed.pipelining  # before the workers are forked
 import torchmetrics
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain import Trainer
 from drivetrain.callbacks import BasePredictionWriter, LambdaCallback
 from drivetrain_plugins.strategies.kept_on_module import KeptOnModule
+from drivetrain_plugins.strategies.pipeline_answers import Answers
 from tests.runs import QUIET, Classifier, difference, loader, train
 
 PLACES: list[tuple[Any, int]] = [
@@ -348,3 +351,29 @@ def test_what_the_projects_own_objects_keep_is_found_and_put_back() -> None:
     assert untouched.changed() == [] and shown(module.counts) == shown(Counts())
     assert vars(module.settings) == {"rate": 0.1} and module.criterion.calls == 0
     assert module.leaf.tolist() == [0.0, 0.0] and not hasattr(module, "shape")
+
+
+class CountOperations(TorchDispatchMode):
+    """Notes what torch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_later_batches_cost_no_copy_of_a_tensor_and_no_wait() -> None:
+    module, output = Classifier(), torch.ones(1)
+    module.table, module.seen = torch.ones(3), [torch.ones(2)]
+    line: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
+    answers = Answers(line, torch.device("cpu"), False)
+    answers.everywhere = False  # as after a loader's first batch, of which nothing was kept
+    with CountOperations() as ran:
+        answers.of(output, module, lambda output: output)
+        assert ran.names == []
+        with pytest.warns(UserWarning, match=r"keeps something on the module \(table, seen\)"):
+            answers.of(output, module, lambda output: (module.table.add_(1), module.seen[0].add_(1)))
+        assert ran.names == ["add_", "add_"]

@@ -37,10 +37,12 @@ class Copies:
 
     Args:
         left: how many objects are looked at before the rest is left out.
+        values: whether tensors and arrays are copied. Else it only shows of a tensor whether it was written to, which
+            neither copies nor waits for a device, and of an array nothing.
     """
 
-    def __init__(self, left: int = _VISITS) -> None:
-        self.left = left
+    def __init__(self, left: int = _VISITS, values: bool = True) -> None:
+        self.left, self.values = left, values
         self._seen: set[int] = set()
 
     def first(self, value: Any) -> bool:
@@ -56,9 +58,10 @@ class Copies:
             return None
         if isinstance(value, Tensor):
             plain = value.layout is torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
-            return _Values(value) if plain and tensors and self.first(value) else None
+            kind = _Values if self.values else _Writes
+            return kind(value) if plain and tensors and self.first(value) else None
         if _is_array(value):
-            return _Array(value) if tensors and self.first(value) else None
+            return _Array(value) if self.values and tensors and self.first(value) else None
         if _is_generator(value):
             return _Draws(value) if self.first(value) else None
         if isinstance(value, _CONTAINERS):
@@ -68,13 +71,22 @@ class Copies:
         return None
 
 
-class _Values:
+class _Writes:
     def __init__(self, tensor: Tensor) -> None:
-        self.copy, self.written = tensor.detach().clone(), _writes(tensor)
+        self.written = _writes(tensor)
 
     def same(self, now: Tensor, draws: bool) -> bool:
         """Also what was written to and has the values that it had counts as changed: a sum, of nothing this time."""
-        return _writes(now) == self.written and self.equal(now)
+        return _writes(now) == self.written
+
+
+class _Values(_Writes):
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor)
+        self.copy = tensor.detach().clone()
+
+    def same(self, now: Tensor, draws: bool) -> bool:
+        return super().same(now, draws) and self.equal(now)
 
     def equal(self, now: Tensor) -> bool:
         if now.shape != self.copy.shape or torch.equal(now, self.copy):

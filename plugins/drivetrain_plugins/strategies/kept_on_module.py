@@ -13,10 +13,14 @@ class KeptOnModule:
     attributes of it, as they are now.
 
     What is within them is copied; submodules, parameters and buffers are none of them.
+
+    Args:
+        values: whether tensors and arrays are copied, which :meth:`restore` needs. See
+            :class:`drivetrain_plugins.strategies.kept_content.Copies`.
     """
 
-    def __init__(self, module: TrainModule) -> None:
-        copies = Copies()
+    def __init__(self, module: TrainModule, values: bool = True) -> None:
+        copies = Copies(values=values)
         within = [one for one in module.modules() if one is not module and is_holder(one)]
         owners: list[Any] = [module, *(one for one in attributes_of(module).values() if is_holder(one)), *within]
         first = [owner for owner in owners if copies.first(owner)]

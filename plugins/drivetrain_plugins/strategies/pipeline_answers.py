@@ -57,7 +57,8 @@ class Answers:
             finish: the step with that output.
         """
         watched = not self.everywhere and not self._told and self.line.world_size > 1
-        kept = KeptOnModule(module) if watched and output is not None else None
+        # Later batches are looked at without a copy of a tensor and without waiting for the device.
+        kept = KeptOnModule(module, values=self.everywhere is None) if watched and output is not None else None
         answer = None if output is None else finish(output)
         if self.everywhere is False and kept is not None:
             self._tell(module, kept.changed(draws=False))

@@ -106,9 +106,7 @@ class Zero(Strategy):
 
     def connect(self, job: Job) -> None:
         super().connect(job)
-        if (
-            self.options.stage < 3
-        ):  # parameters are whole, so an error of a module's is not because of how they are held
+        if self.options.stage < 3:  # parameters are whole: an error of a module's does not come of how they are held
             self.support = replace(self.support, explains={})
         self._set_data(sharded=False)
 
