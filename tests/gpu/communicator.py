@@ -42,15 +42,15 @@ def on_device(comm: Communicator) -> str:
             assert operations.agree(mine.t().cpu(), operations.expected(op, parts)), (algorithm, op)
     whole = torch.full((4,), 2**30, dtype=torch.int32, device=comm.device)
     assert comm.all_reduce(whole).tolist() == [n * 2**30] * 4
-    other = (rank + 1) % n
+    following, previous = (rank + 1) % n, (rank - 1) % n
     sent, into = torch.full((5,), float(rank), device=comm.device), torch.empty(5, device=comm.device)
     if rank % 2:
-        comm.recv(into, other)
-        comm.send(sent, other)
+        comm.recv(into, previous)
+        comm.send(sent, following)
     else:
-        comm.send(sent, other)
-        comm.recv(into, other)
-    assert into.tolist() == [float(other)] * 5 and into.is_cuda
+        comm.send(sent, following)
+        comm.recv(into, previous)
+    assert into.tolist() == [float(previous)] * 5 and into.is_cuda
     with pytest.raises(CommunicationError, match="NCCL has no such receive"):
         comm.recv(into)
     return ", ".join(operations.ALGORITHMS)
