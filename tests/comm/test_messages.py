@@ -8,6 +8,7 @@ import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from drivetrain.comm import groups
 from drivetrain.comm.communicator import CommunicationError, Communicator, PeerLost
 from drivetrain.comm.plain import decode, encode
+from drivetrain.launch import Job
 from tests.launch.programs import wait_for
 from tests.patience import LIMIT, SOON
 
@@ -314,6 +316,23 @@ def bound(comm: Communicator) -> list[Any]:
 def test_a_part_that_splits_off_needs_nobody_else() -> None:
     """A group that torch splits off a bound one is waited for by all ranks of the job."""
     assert ranks.run(bound, 2) == [[None, "cuda:0"], ["cuda:0"]]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "reached", "asked"),
+    [(2, 1, True, True), (2, 1, False, False), (2, 2, True, False), (1, 1, True, False)],
+)
+def test_many_thread_blocks_are_for_gpus_that_reach_each_other(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, nodes: int, reached: bool, asked: bool
+) -> None:
+    """Over a network each has buffers of its own, in the host's memory."""
+    monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
+    monkeypatch.setattr(groups, "current_job", lambda: Job(world_size=2, num_nodes=nodes))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: reached)
+    comm: Any = SimpleNamespace(group="whole", world_size=2, device=torch.device("cuda", 0))
+    assert groups.tunable(comm, groups.THREAD_BLOCKS) == asked
 
 
 def impatient(comm: Communicator) -> list[float]:

@@ -63,9 +63,13 @@ def again(comm: Communicator, label: str, thread_blocks: int = 0) -> dist.Proces
 
 def tunable(comm: Communicator, thread_blocks: int) -> bool:
     """Whether a group of these ranks can be, and should be, made for operations of so many thread blocks over NCCL:
-    what computes meanwhile keeps half of the device; and where GPUs reach each other through the host, whose links are
-    slower than a few blocks, NCCL's own choice is kept."""
+    what computes meanwhile keeps half of the device; and where GPUs reach each other through the host or are on several
+    hosts, whose links are slower than a few blocks, NCCL's own choice is kept: each block has buffers of its own for
+    such a link, in the host's memory too."""
     if not thread_blocks or comm.group is None or dist.get_backend(comm.group) != "nccl":
+        return False
+    job = current_job()
+    if comm.world_size > torch.cuda.device_count() or (job is not None and job.num_nodes > 1):
         return False
     others = [number for number in range(torch.cuda.device_count()) if number != comm.device.index]
     return torch.cuda.get_device_properties(comm.device).multi_processor_count >= 2 * thread_blocks and all(
