@@ -132,8 +132,10 @@ class Strategy(StrategyView):
         job: this worker's place.
         device: where the module computes.
         communicator: the ranks that train (and checkpoint) together.
+        everyone: all ranks of the job, those that serve too.
         data: the part of each batch that this rank reads.
         trains: whether this rank runs the loop.
+        hands_on: whether those that ran it to its end tell those that served what came of it; the same on all ranks.
         predicts: whether predictions made here are handed over (not where other ranks make the same or the only ones).
         counts: whether what is logged here counts (not where another rank logs the same).
         logs: whether steps come to their end here, where they log (not on the first ranks of a pipeline).
@@ -153,9 +155,10 @@ class Strategy(StrategyView):
         self.compressor: Compressor | None = None
         self.job = Job()
         self.device = torch.device("cpu")
-        self.communicator = Communicator()
+        self.communicator = self.everyone = Communicator()
         self.data = Shard()
         self.trains = True
+        self.hands_on = False
         self.predicts = True
         self.counts = True
         self.logs = True
@@ -173,7 +176,7 @@ class Strategy(StrategyView):
         a loader given to ``fit``, and on every rank with what the hooks made."""
 
     def connect(self, job: Job) -> None:
-        """Set ``job``, ``device``, ``communicator``, ``data`` and ``trains``; joins the job's process group."""
+        """Set ``job``, ``device``, ``communicator``, ``everyone``, ``data`` and ``trains``; join the process group."""
         self.job = job
         self.planned_device = None
         if job.accelerator == "cuda":
@@ -183,7 +186,7 @@ class Strategy(StrategyView):
         if job.world_size > 1:
             exchange = self.device if job.backend == "nccl" else torch.device("cpu")
             patience = timedelta(seconds=job.timeout)
-            self.communicator = Communicator(torch.distributed.group.WORLD, exchange, timeout=patience)
+            self.communicator = self.everyone = Communicator(torch.distributed.group.WORLD, exchange, timeout=patience)
         self.precision.connect(self.device)
 
     def serve(self) -> None:

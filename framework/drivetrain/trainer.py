@@ -14,7 +14,7 @@ import torch
 import torch._dynamo  # every optimizer imports it at its first use; before a fork it is paid for once
 from torch.distributed.tensor import DTensor
 
-from drivetrain import handover, late_setup, session, snapshot
+from drivetrain import handover, late_setup, outcome, session, snapshot
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
 from drivetrain.compilation import uncompiled
@@ -243,9 +243,12 @@ class Trainer(TrainerState):
             finally:
                 late_setup.put_back(request.datamodule, owed)
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)
+        before = outcome.before(self, request)
         result = in_one_chunk(session.run, self, request, self.job or alone)
         if request.stage == "predict":
-            return handover.gather_predictions(self.strategy.communicator, result)
+            result = handover.gather_predictions(self.strategy.communicator, result)
+        if self.strategy.hands_on:
+            result = outcome.to_those_that_served(self, request, before, result)
         return result
 
     def connect(self, job: Job) -> None:

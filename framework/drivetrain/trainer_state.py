@@ -139,8 +139,9 @@ class TrainerState(Configuration):
 
     @property
     def handed_over(self) -> bool:
-        """Whether the last stage ran in workers that this process started, and that have ended."""
-        return self.job is None and self.world_size > 1
+        """Whether the last stage ran elsewhere: in workers that this process started, and that have ended, or on the
+        ranks that train, where this one serves."""
+        return (self.job is None and self.world_size > 1) or not self.strategy.trains
 
     @property
     def batches_stepped(self) -> int:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from drivetrain import Trainer, lightning
 from drivetrain.checkpoint import Loaded, load
 from drivetrain.strategy import Strategy
+from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.distributed import run_job
 from tests.runs import QUIET, Classifier, loader, train
 from tests.strategies.gpt import TinyGPT, token_loader
@@ -137,27 +138,34 @@ def test_states_of_optimizers_that_are_gone_with_their_servers_are_told_of(tmp_p
     assert saved.meta["world_size"] == 1 and saved.shared["optimizer_states"] == []
 
 
-def gone_on_beside_a_server(rank: int, size: int, strategy: Any) -> list[torch.Tensor]:
-    module = Classifier()
-    for one in (strategy, "ddp"):
-        trainer = Trainer(strategy=one, **OPTIONS, **QUIET)
-        if one is strategy:
-            trainer.fit(module, loader())
-    [metrics] = trainer.validate(module, loader(23, 5, shuffle=False), verbose=False)
-    trainer.close()
-    return [torch.tensor(metrics["val/loss"]), *(p.detach() for p in module.parameters())]
+def gone_on_beside_a_server(rank: int, size: int, strategy: Any, folder: Path) -> list[Any]:
+    """What a script has after a fit, another, a test of the best checkpoint, and an evaluation without the server."""
+    module, held_out = Classifier(), loader(23, 5, shuffle=False)
+    best = ModelCheckpoint(folder, monitor="val/loss")
+    options = {**QUIET, **OPTIONS, "enable_checkpointing": True, "max_steps": -1, "max_epochs": 1}
+    trainer = Trainer(strategy=strategy, callbacks=[best], **options)
+    trainer.fit(module, loader(), held_out)
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, loader(), held_out)
+    steps = [trainer.global_step, trainer.current_epoch, len(trainer.loss_curve)]
+    found = [float(value) for _, value in sorted(trainer.callback_metrics.items())]
+    found.append(sum(float(part.sum()) for part in trainer.predict(module, held_out) or []))
+    found += trainer.test(module, held_out, ckpt_path="best", verbose=False)[0].values()
+    other = Trainer(strategy="ddp" if size > 1 else "single", **OPTIONS, **QUIET)
+    found += other.validate(module, held_out, verbose=False)[0].values()
+    other.close()
+    return [steps, best.best_model_path, torch.tensor(found, dtype=torch.float64), *module.state_dict().values()]
 
 
-def test_a_rank_that_served_has_the_weights_too() -> None:
-    """It went into later evaluations of the script with those that it began with."""
-    found = run_job(gone_on_beside_a_server, 3, {"name": "parameter_server", "servers": 1})
-    alone = Classifier()
-    trainer = Trainer(**{**OPTIONS, "devices": 1, "num_nodes": 1}, **QUIET)
-    trainer.fit(alone, loader())
-    [metrics] = trainer.validate(alone, loader(23, 5, shuffle=False), verbose=False)
-    expected = [torch.tensor(metrics["val/loss"]), *(p.detach() for p in alone.parameters())]
-    for of_rank in found:
-        assert all(torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(of_rank, expected, strict=True))
+def test_a_rank_that_served_has_what_came_of_it_too(tmp_path: Path) -> None:
+    """It knew no metrics, results or best checkpoint, and evaluated later with the weights it began with."""
+    found = run_job(gone_on_beside_a_server, 3, {"name": "parameter_server", "servers": 1}, tmp_path / "served")
+    steps, best, *expected = gone_on_beside_a_server(0, 1, "single", tmp_path / "alone")
+    for own, path, *of_rank in found:
+        assert own == steps and Path(path).name == Path(best).name and path == found[0][1]
+        assert all(
+            torch.allclose(a.double(), b.double(), rtol=0, atol=1e-10) for a, b in zip(of_rank, expected, strict=True)
+        )
 
 
 def built_after_a_fit(rank: int, size: int, folder: Path) -> list[torch.Tensor]:

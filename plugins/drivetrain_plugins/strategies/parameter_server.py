@@ -63,7 +63,6 @@ class ParameterServer(Strategy):
     sent = (0, 0)  # bytes and messages of the stages before
     clip: tuple[str, float] | None = None  # what is asked of this step
     firsts: dict[int, dict[str, str]] | None = None  # what the first step changed, by server, until all have told
-    _all: Communicator  # of the job's ranks, those that serve too
     whole = False  # whether this worker has the true gradients of this step
     window: Window | None = None  # memory that the server here shares
     windows: Sequence[Window | None] = ()  # memory shared with each server
@@ -78,7 +77,6 @@ class ParameterServer(Strategy):
         super().connect(job)
         self.roles = Roles.of(job, self.options.servers, self.options.embedded)
         self.trains = self.roles.trains
-        self._all = self.communicator
         if job.world_size > 1:
             group = self.communicator.sub(range(self.roles.workers), "workers")
             self.communicator = group if group is not None else Communicator()
@@ -87,7 +85,7 @@ class ParameterServer(Strategy):
 
     def prepare(self, module: TrainModule, stage: str) -> None:
         super().prepare(module, stage)
-        self.fits = stage == "fit"
+        self.fits, self.hands_on = stage == "fit", False
         self._average_buffers = self.fits and self.data.size > 1
         names = set(parameter_names(module).values())
         self.parameters = {name: p for name, p in module.named_parameters() if name in names}
@@ -173,8 +171,7 @@ class ParameterServer(Strategy):
         signal = signals.pending()
         if signal is not None:
             raise Interrupted(signal)
-        if self._hands_on() and job_store().check([self._trained()]):
-            self._hand_on()
+        self.hands_on = self._tells() and job_store().check([self._ended()])
 
     # -- a step -------------------------------------------------------------------------------------------------
     def optimizer_step(
@@ -389,25 +386,19 @@ class ParameterServer(Strategy):
         """What the servers end with is what the caller's module gets; after this they are gone."""
         if self.fits:
             self._pull_together()
-        hands_on = self._hands_on()
-        if hands_on and self.job.rank == 0:
-            job_store().set(self._trained(), "1")  # before the goodbye, after which a server looks
+        self.hands_on = self._tells()
+        if self.hands_on and self.job.rank == 0:
+            job_store().set(self._ended(), "1")  # before the goodbye, after which a server looks
         self._shut()
-        if hands_on:
-            self._hand_on()
 
-    def _hands_on(self) -> bool:
-        """Whether ranks that served get the weights too: a script that each rank runs may go on with them anywhere."""
+    def _tells(self) -> bool:
+        """Whether there are ranks that serve whose script, or whose host's, goes on after the stage."""
         serve = self.roles.workers < self.job.world_size
-        return self.fits and serve and self.job.origin != "local" and self.module.trainer.return_weights
+        return serve and (self.job.origin != "local" or self.job.num_nodes > 1)
 
-    def _trained(self) -> str:
-        """Where the first worker says that the workers have come to a fit's end."""
-        return f"trained_{self.stages}"
-
-    def _hand_on(self) -> None:
-        for tensor in [*self.module.parameters(), *self.module.buffers()]:
-            self._all.broadcast(tensor.detach())
+    def _ended(self) -> str:
+        """Where the first worker says that the workers have come to the stage's end."""
+        return f"ended_{self.stages}"
 
     def close(self, error: BaseException | None = None) -> None:
         if self.server is not None:
