@@ -6,6 +6,8 @@ import difflib
 import errno
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says where nothing more can be written
 
@@ -88,10 +90,27 @@ class WorkerError(DrivetrainError):
     """A worker process failed. ``rank`` is the first that did, ``cause`` its traceback or signal."""
 
     def __init__(self, message: str, *, rank: int, cause: str = "", exit_code: int = 1) -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # of a kind that takes other arguments, too
         self.rank = rank
         self.cause = cause
         self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerError.of_kind, (getattr(self, "_kind", None), self.args[0], self.rank), vars(self)
+
+    @staticmethod
+    def of_kind(kind: type[Exception] | None, message: str, rank: int) -> WorkerError:
+        """One that ``except kind`` catches, too: a script that catches what its module or callback raises (to go on
+        with the next trial of a search) does so whatever the number of workers."""
+        if kind is not None and not issubclass(WorkerError, kind):
+            space = {"__module__": __name__, "__doc__": WorkerError.__doc__, "_kind": kind}
+            with suppress(TypeError):  # a kind that cannot be derived from, or made, like this
+                made: type[WorkerError] = type(WorkerError.__name__, (WorkerError, kind), space)
+                return made(message, rank=rank)
+        return WorkerError(message, rank=rank)
 
 
 class Interrupted(DrivetrainError):
@@ -104,6 +123,9 @@ class Interrupted(DrivetrainError):
         super().__init__(f"stopped by signal {signum}")
         self.signum = signum
         self.exit_code = 128 + signum
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.signum,)
 
 
 class Terminated(Interrupted):

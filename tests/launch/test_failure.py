@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from drivetrain.errors import (
     ConfigurationError,
     ConflictError,
     Interrupted,
+    MetricError,
     MisuseError,
     TrainingError,
     WorkerError,
@@ -119,3 +121,35 @@ def test_what_a_loaders_process_raised_is_told_in_the_first_line(error: Exceptio
     carried.value.add_note("batch 2")
     assert failure.in_a_line(carried.value) == f"{told} (batch 2)"
     assert failure.in_a_line(ValueError("Caught a cold in May.\nOriginal")) == "ValueError: Caught a cold in May."
+
+
+class Pruned(KeyError):
+    """What a callback raises to end a trial; made with more than a message."""
+
+    def __init__(self, step: int, why: object) -> None:
+        super().__init__(f"at {step}")
+        self.step, self.why = step, why
+
+
+def test_a_script_catches_what_its_worker_raised_by_its_kind(tmp_path: Path) -> None:
+    failure.write_report(tmp_path, _of(1, Pruned(3, object())))
+    report = failure.read_report(tmp_path, 1)
+    assert report is not None
+    for error in (report.error(), pickle.loads(pickle.dumps(report.error()))):
+        assert isinstance(error, Pruned) and isinstance(error, WorkerError)
+        assert (error.step, error.rank, str(error).splitlines()[0]) == (3, 1, "rank 1 failed: Pruned: 'at 3'")
+        assert "in _of" in error.cause
+    assert type(_of(0, StopIteration()).error()) is WorkerError  # a loop would take it for its end
+
+    class Unknown(OSError):
+        """Of a function, which another process does not find by its name."""
+
+    assert isinstance(_of(0, Unknown(28, "full")).error(), OSError)
+    assert isinstance(_of(0, MetricError("never logged")).error(), MetricError)
+
+
+def test_what_ended_a_run_comes_through_a_pool() -> None:
+    """A pool of processes would wait for ever for an answer that it cannot read."""
+    for error in (WorkerError("failed", rank=1, exit_code=3), Interrupted(signal.SIGINT), Interrupted(signal.SIGTERM)):
+        came = pickle.loads(pickle.dumps(error))
+        assert type(came) is type(error) and str(came) == str(error) and vars(came) == vars(error)

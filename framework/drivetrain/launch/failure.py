@@ -6,11 +6,13 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from drivetrain import errors
 from drivetrain.errors import ConfigurationError, DrivetrainError, Interrupted, MisuseError, WorkerError
@@ -44,6 +46,8 @@ class Failure:
         kind: ``"error"``, ``"configuration"``, ``"drivetrain"``, ``"interrupted"`` or ``"death"``.
         secondary: whether it looks like the echo of another rank's failure.
         name: the class of an error of the configuration, which the parent raises again.
+        kinds: the classes of another error, as ``module:name``, the nearest first.
+        attributes: its public ones that are numbers and words.
     """
 
     rank: int
@@ -55,6 +59,8 @@ class Failure:
     kind: str = "error"
     secondary: bool = False
     name: str = ConfigurationError.__name__
+    kinds: Sequence[str] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
 
     def error(self) -> DrivetrainError:
         """The exception that the parent raises for it."""
@@ -68,7 +74,10 @@ class Failure:
             message += ABORTED
         if self.kind == "error" and self.traceback:
             message += f"\n{self.traceback.rstrip()}"
-        return WorkerError(message, rank=self.rank, cause=self.traceback or self.summary, exit_code=self.exit_code)
+        error = WorkerError.of_kind(_known(self.kinds), message, self.rank)
+        own = {"rank": self.rank, "cause": self.traceback or self.summary, "exit_code": self.exit_code}
+        vars(error).update({**self.attributes, **own})
+        return error
 
     def as_json(self) -> str:
         """Text that :meth:`from_json` restores."""
@@ -98,9 +107,31 @@ def of_exception(rank: int, error: BaseException) -> Failure:
         # A class of a project's own is not known to the parent by its name.
         name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         return Failure(rank, now, summary, text, trace, error.exit_code, "configuration", secondary, name)
+    kinds = [f"{kind.__module__}:{kind.__qualname__}" for kind in type(error).__mro__]
+    plain = {name: value for name, value in vars(error).items() if not name.startswith("_") and _plain(value)}
     if isinstance(error, DrivetrainError):
-        return Failure(rank, now, summary, text, trace, error.exit_code, "drivetrain", secondary)
-    return Failure(rank, now, summary, text, trace, secondary=secondary)
+        return Failure(
+            rank, now, summary, text, trace, error.exit_code, "drivetrain", secondary, kinds=kinds, attributes=plain
+        )
+    return Failure(rank, now, summary, text, trace, secondary=secondary, kinds=kinds, attributes=plain)
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _known(kinds: Sequence[str]) -> type[Exception] | None:
+    """The nearest of ``kinds`` that this process knows too: a script can catch no other. What ends an iteration is
+    none, which a loop around the caller would take for its end."""
+    for name in kinds:
+        module, _, qualname = name.partition(":")
+        found: Any = sys.modules.get(module)
+        for part in qualname.split("."):
+            found = getattr(found, part, None)
+        is_error = isinstance(found, type) and issubclass(found, Exception)
+        if is_error and not issubclass(found, (StopIteration, StopAsyncIteration)):
+            return cast("type[Exception]", found)
+    return None
 
 
 def in_a_line(error: BaseException) -> str:
