@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
+import time
 
 import pytest
 
-from drivetrain.errors import ConfigurationError
-from drivetrain.launch import Job, init_process_group, stores
+from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.launch import Job, handling, init_process_group, stores
 from tests.distributed import run_alone
 from tests.ports import free_port
 
@@ -51,3 +54,18 @@ def alone_of_two() -> str:
 
 def test_who_waits_for_a_group_is_told_who_did_not_come() -> None:
     assert "rank 1 did not come within 1 s" in run_alone(alone_of_two)
+
+
+def stopped_while_alone() -> float:
+    """Seconds after which a rank whose fellow has failed ends, which whoever started both asks it to."""
+    job = Job(rank=0, world_size=2, local_world_size=2, master_port=free_port(), origin="mpi", timeout=60.0)
+    began = time.monotonic()
+    with handling():
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(Interrupted):
+            init_process_group(job)
+    return time.monotonic() - began
+
+
+def test_who_waits_for_a_group_hears_that_it_is_to_stop() -> None:
+    assert run_alone(stopped_while_alone) < 20.0

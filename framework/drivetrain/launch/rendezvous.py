@@ -84,6 +84,7 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         _joined.store = dist.PrefixStore(f"attempt_{job.attempt}/group_{_joined.count}", tcp)
         _joined.count += 1
         _joined.store.set(f"here_{job.rank}", "1")
+        stores.wait(_joined.store, [f"here_{rank}" for rank in range(job.world_size)], job.timeout)
         hook = _former_hook()
         dist.init_process_group(
             job.backend,

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, Interrupted
+from drivetrain.launch import signals
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import Store, TCPStore
 
 LOOPBACK = "127.0.0.1"
 RETRY = 0.1  # seconds between two looks for a host that is not up yet
 SILENCE = 60.0  # seconds after which a connection that carries nothing any more is taken for cut
+FIRST_PAUSE = 0.001  # seconds before the second look for a key; each pause is twice the last one, up to RETRY
 ANSWER = 30.0  # seconds that a listening store may take to answer; one who listens there and is no store never does
 
 
@@ -92,6 +94,27 @@ def join(
             continue
         store.set_timeout(timedelta(seconds=timeout))
         return store
+
+
+def wait(store: Store, keys: list[str], timeout: float) -> None:
+    """Return once ``keys`` are there. The store's own wait would pass over a signal, and tell of each time-out.
+
+    Raises:
+        Interrupted: a signal asks this process to stop, as where the rank that would set a key has ended.
+        RuntimeError: a key did not come in ``timeout`` seconds, or who hosts the store is gone.
+    """
+    from torch.distributed import DistStoreError
+
+    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE
+    for key in keys:  # one at a time: of many ranks each would ask for all again and again
+        while not store.check([key]):
+            signum = signals.pending()
+            if signum is not None:
+                raise Interrupted(signum)
+            if time.monotonic() >= deadline:
+                raise DistStoreError(f"{key} did not come within {timeout:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, RETRY)
 
 
 def _client(address: str, port: int, *, limit: float, silence: float, tick: Callable[[], None]) -> TCPStore | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain.launch import Job
+from drivetrain.launch import Job, stores
 from drivetrain.launch.rendezvous import job_store
 
 
@@ -12,6 +12,7 @@ class Board:
     def __init__(self, job: Job, stage: int) -> None:
         self.alone: dict[str, str] | None = {} if job.world_size == 1 else None
         self.prefix = f"parameter_server/{stage}/"
+        self.timeout = job.timeout
 
     def set(self, key: str, value: str) -> None:
         if self.alone is not None:
@@ -23,4 +24,5 @@ class Board:
         """The word at ``key``, once it is there."""
         if self.alone is not None:
             return self.alone[key]
+        stores.wait(job_store(), [self.prefix + key], self.timeout)
         return str(job_store().get(self.prefix + key).decode())
