@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.launch import stores
+from drivetrain.launch import stores, transport_threads
 from drivetrain.launch.interfaces import interface_towards
 from drivetrain.launch.job import Job
 
@@ -96,6 +96,7 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         )
         _joined.hooks = hook, sys.excepthook
         _pass_over_what_is_inherited()
+        transport_threads.await_at_exit()
     except BaseException as error:
         missing = _missing() if isinstance(error, RuntimeError) else []
         _forget()
