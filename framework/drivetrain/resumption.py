@@ -71,7 +71,7 @@ def agree(trainer: Trainer, request: Request) -> bool:
     """
     spec = request.ckpt_path
     mine = None if spec is None else str(spec.path if isinstance(spec, store.Verified) else spec)
-    said = trainer.hooks.agree(trainer.strategy.communicator, [mine, _goes_on_by_itself(trainer)])
+    said = trainer.hooks.agree(trainer.strategy.everyone, [mine, _goes_on_by_itself(trainer)])
     first, by_itself = said[0]
     other = next((rank for rank, (asked, _) in enumerate(said) if asked != first), None)
     if other is not None and trainer.is_global_zero:
@@ -92,15 +92,15 @@ def find(trainer: Trainer, spec: str | Path | store.Verified | None, looks: bool
     """
     if not (looks if looks is not None else spec is not None or _goes_on_by_itself(trainer)):
         return None
-    communicator = trainer.strategy.communicator
+    everyone = trainer.strategy.everyone
     found: list[Any] = [None, None, 0]
-    if communicator.rank == 0:
+    if everyone.rank == 0:
         try:
             path = _look(trainer, spec)
             found = [None if path is None else str(path), None, 0]
         except CheckpointError as error:
             found = [None, str(error), next(n for n, kind in enumerate(_KINDS) if isinstance(error, kind))]
-    path_text, problem, kind = communicator.all_gather_plain(found)[0]
+    path_text, problem, kind = everyone.all_gather_plain(found)[0]
     if problem is not None:
         raise _KINDS[kind](problem)
     return None if path_text is None else Path(path_text)

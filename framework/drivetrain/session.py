@@ -275,7 +275,7 @@ def _prepare_data(trainer: Trainer, request: Request) -> None:
     for owner in owners:
         if trainer.local_rank == 0 and (owner.prepare_data_per_node or trainer.strategy.node_rank == 0):
             owner.prepare_data()
-    trainer.strategy.communicator.barrier()
+    trainer.strategy.everyone.barrier()
 
 
 # -- fit --------------------------------------------------------------------------------------------------------

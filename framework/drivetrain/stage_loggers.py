@@ -21,11 +21,11 @@ def agree_on_versions(trainer: Trainer) -> None:
         for logger in trainer.loggers
         if getattr(type(logger), "use_version", Logger.use_version) is not Logger.use_version
     ]
-    communicator = trainer.strategy.communicator
-    if not choosing or communicator.world_size == 1:
+    everyone = trainer.strategy.everyone
+    if not choosing or everyone.world_size == 1:
         return
-    mine = [logger.version for logger in choosing] if communicator.rank == 0 else []
-    for logger, version in zip(choosing, communicator.all_gather_plain(mine)[0], strict=True):
+    mine = [logger.version for logger in choosing] if everyone.rank == 0 else []
+    for logger, version in zip(choosing, everyone.all_gather_plain(mine)[0], strict=True):
         logger.use_version(version)
 
 

@@ -245,10 +245,15 @@ class Trainer(TrainerState):
         alone = Job(accelerator=self.accelerator_name, backend=self.backend, timeout=self.timeout, gpus=self.gpus)
         before = outcome.before(self, request)
         result = in_one_chunk(session.run, self, request, self.job or alone)
-        if request.stage == "predict":
-            result = handover.gather_predictions(self.strategy.communicator, result)
-        if self.strategy.hands_on:
-            result = outcome.to_those_that_served(self, request, before, result)
+        try:
+            if request.stage == "predict":
+                result = handover.gather_predictions(self.strategy.communicator, result)
+            if self.strategy.hands_on:
+                result = outcome.to_those_that_served(self, request, before, result)
+        except BaseException as error:
+            self.status = "failed"
+            self.disconnect(error)  # else others would wait for this rank, whose script may catch it
+            raise
         return result
 
     def connect(self, job: Job) -> None:
@@ -272,7 +277,7 @@ class Trainer(TrainerState):
             atexit.register(self.close)  # a script under torchrun need not say goodbye itself
         # One seed for all ranks' data order, whatever each rank's own generator was seeded with.
         mine = self.seed if self.seed is not None else torch.initial_seed() % 2**53
-        self.data_seed = int(self.strategy.communicator.all_gather_plain(mine)[0])
+        self.data_seed = int(self.strategy.everyone.all_gather_plain(mine)[0])
 
     _connected = False
     _in_job: ClassVar[Trainer | None] = None  # the one of this process that holds its process group

@@ -20,9 +20,11 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain import Trainer, lightning
 from drivetrain.checkpoint import Loaded, load
+from drivetrain.errors import MissingCheckpointError
 from drivetrain.strategy import Strategy
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.distributed import run_job
+from tests.patience import SOON
 from tests.runs import QUIET, Classifier, loader, train
 from tests.strategies.gpt import TinyGPT, token_loader
 
@@ -217,6 +219,34 @@ def test_an_error_that_one_rank_catches_is_the_others_at_once(strategy: str) -> 
     (of_other, waited, *others), (own, _, *mine) = run_job(gone_on_after_an_error, 2, strategy)
     assert own and not of_other and waited < 10
     assert all(torch.equal(a, b) for a, b in zip(others, mine, strict=True))
+
+
+class FailsAtTheEnd(Classifier):
+    def teardown(self, stage: str) -> None:
+        if self.trainer.global_rank == 1:
+            raise ValueError("of one rank")
+
+
+def caught_beside_a_server(rank: int, size: int, strategy: Any) -> list[Any]:
+    """A script that catches a refusal of what only the first rank asks for, then what one rank raises at a stage's end;
+    how long the three take together."""
+    began = time.monotonic()
+    refused = Trainer(strategy=strategy, **OPTIONS, **QUIET)
+    with pytest.raises(MissingCheckpointError):
+        refused.test(Classifier(), loader(23, 5), ckpt_path=None if rank else "/none", verbose=False)
+    with pytest.raises((ValueError, RuntimeError)):
+        Trainer(strategy=strategy, **OPTIONS, **QUIET).fit(FailsAtTheEnd(), loader())
+    again = Trainer(strategy=strategy, **OPTIONS, **QUIET)
+    again.fit(Classifier(), loader())
+    steps = again.global_step
+    again.close()
+    return [steps, time.monotonic() - began]
+
+
+def test_what_a_script_catches_leaves_nobody_waiting_beside_a_server() -> None:
+    """A rank that serves had waited for workers that were refused, and others for one that had left."""
+    for steps, seconds in run_job(caught_beside_a_server, 3, {"name": "parameter_server", "servers": 1}):
+        assert steps == 3 and seconds < SOON
 
 
 def many_trainers(rank: int, size: int) -> list[int]:

@@ -96,8 +96,11 @@ def join(
         return store
 
 
-def wait(store: Store, keys: list[str], timeout: float) -> None:
+def wait(store: Store, keys: list[str], timeout: float, look: Callable[[], None] = lambda: None) -> None:
     """Return once ``keys`` are there. The store's own wait would pass over a signal, and tell of each time-out.
+
+    Args:
+        look: called between two looks for a key; raises where none can come any more.
 
     Raises:
         Interrupted: a signal asks this process to stop, as where the rank that would set a key has ended.
@@ -111,6 +114,7 @@ def wait(store: Store, keys: list[str], timeout: float) -> None:
             signum = signals.pending()
             if signum is not None:
                 raise Interrupted(signum)
+            look()
             if time.monotonic() >= deadline:
                 raise DistStoreError(f"{key} did not come within {timeout:g} s")
             time.sleep(pause)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Server:
         version: how often the optimizer stepped.
         staleness: ``[pushes, sum, largest]`` of the staleness of pushes.
         refused: messages that were not understood.
+        waits: called again and again while nothing comes; raises where nothing can come any more.
         bytes_sent, messages: what this server sent.
     """
 
@@ -76,6 +77,7 @@ class Server:
         self.refused = self.bytes_sent = self.messages = 0
         self.lock = threading.Lock()  # an embedded server's worker loads and reads states beside it
         self.stopping = False
+        self.waits: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
         self.done: set[int] = set()
         self.connections: dict[int, int] = {}  # file descriptor: the worker that it leads to
@@ -112,6 +114,8 @@ class Server:
                     self._mourn([rank for rank in left if rank is not None and rank not in self.done])
                 elif socket in ready:
                     self._take()
+                else:
+                    self.waits()
         except BaseException as error:
             self.failure = error
             raise

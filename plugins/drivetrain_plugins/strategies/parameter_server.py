@@ -25,6 +25,7 @@ from drivetrain.optimizer import is_torchs
 from drivetrain.strategy import Shard, SkipStep, Strategy
 from drivetrain_plugins.parameter_server import staleness, states
 from drivetrain_plugins.parameter_server.absent_states import keep_no_states
+from drivetrain_plugins.parameter_server.board import fail, heard
 from drivetrain_plugins.parameter_server.client import Client
 from drivetrain_plugins.parameter_server.copies import Copies
 from drivetrain_plugins.parameter_server.endpoint import Listener
@@ -166,12 +167,22 @@ class ParameterServer(Strategy):
 
     def serve(self) -> None:
         assert self.server is not None
+        self.server.waits = self._look_at_workers
         self.server.run()
         self._shut()
         signal = signals.pending()
         if signal is not None:
             raise Interrupted(signal)
         self.hands_on = self._tells() and job_store().check([self._ended()])
+
+    def _look_at_workers(self) -> None:
+        """Raise where none will come: where a rank has failed before it came, and its script caught that, and where
+        this process is asked to stop before any is here (else they say goodbye, when they have come to a step's end).
+        """
+        heard(self.job)
+        signal = signals.pending()
+        if self.server is not None and not self.server.connections and signal is not None:
+            raise Interrupted(signal)
 
     # -- a step -------------------------------------------------------------------------------------------------
     def optimizer_step(
@@ -401,6 +412,8 @@ class ParameterServer(Strategy):
         return f"ended_{self.stages}"
 
     def close(self, error: BaseException | None = None) -> None:
+        if error is not None:
+            fail(self.job, error)
         if self.server is not None:
             self.server.stopping = error is not None
         # Without a goodbye the servers know that this worker failed, and end too.
