@@ -108,11 +108,13 @@ def main(module: str, checks: Checks, parser: argparse.ArgumentParser, argv: lis
             try:
                 done, ended, refused = 0, None, False
                 while ended is None and at + done < len(todo):
-                    ended = one_gpu.awaited(folder / f"{done}.pt", running, LIMIT)
-                    if ended is None:
-                        found = torch.load(folder / f"{done}.pt")
-                        refused = "refused" in found
-                        failed += not _told(todo[at + done], found, references, task)
+                    results = [folder / f"{done} of rank {rank}.pt" for rank in range(task.ranks)]
+                    ends = [one_gpu.awaited(result, running, LIMIT) for result in results]
+                    ended = next((end for end in ends if end is not None), None)
+                    founds = [torch.load(result) for result in results if result.exists()]
+                    refused = any("refused" in found for found in founds)
+                    if ended is None or refused:
+                        failed += not _told(todo[at + done], founds, references, task)
                         done += 1
             finally:
                 for process in running:
@@ -131,12 +133,16 @@ def main(module: str, checks: Checks, parser: argparse.ArgumentParser, argv: lis
     return 1 if failed else 0
 
 
-def _told(check: Check, found: Saved, references: dict[Any, Saved], task: argparse.Namespace) -> bool:
+def _told(check: Check, founds: list[Saved], references: dict[Any, Saved], task: argparse.Namespace) -> bool:
+    """Whether all ranks, each of which goes on in its script, have what is right; says that of the first, or what is
+    not."""
     if check.alike not in references:
         with tempfile.TemporaryDirectory() as folder:
             references[check.alike] = check.saved(task.accelerator, Path(folder))
-    right, said = check.judged(references[check.alike], found)
-    print(f"{check.name}: {'right' if right else 'WRONG'}, {said}", flush=True)
+    judged = [check.judged(references[check.alike], found) for found in founds]
+    rank = next((rank for rank, (right, _) in enumerate(judged) if not right), 0)
+    right, said = judged[rank]
+    print(f"{check.name}: {'right' if right else f'WRONG on rank {rank}'}, {said}", flush=True)
     return right
 
 
@@ -146,6 +152,6 @@ def _as_rank(folder: Path, todo: list[Check], task: argparse.Namespace) -> None:
         own = folder / f"files {number}"
         own.mkdir(exist_ok=True)
         found = check.saved(task.accelerator, own, num_nodes=task.ranks)
-        if os.environ["RANK"] == "0":
-            torch.save(found, folder / f"{number}.partial")
-            (folder / f"{number}.partial").rename(folder / f"{number}.pt")
+        result = folder / f"{number} of rank {os.environ['RANK']}.pt"
+        torch.save(found, result.with_suffix(".partial"))
+        result.with_suffix(".partial").rename(result)
