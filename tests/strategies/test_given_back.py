@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -18,9 +19,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from drivetrain import Trainer, lightning
+from drivetrain import Callback, Trainer, lightning
 from drivetrain.checkpoint import Loaded, load
-from drivetrain.errors import MissingCheckpointError
+from drivetrain.errors import Interrupted, MissingCheckpointError
 from drivetrain.strategy import Strategy
 from drivetrain_plugins.callbacks.model_checkpoint import ModelCheckpoint
 from tests.distributed import run_job
@@ -219,6 +220,33 @@ def test_an_error_that_one_rank_catches_is_the_others_at_once(strategy: str) -> 
     (of_other, waited, *others), (own, _, *mine) = run_job(gone_on_after_an_error, 2, strategy)
     assert own and not of_other and waited < 10
     assert all(torch.equal(a, b) for a, b in zip(others, mine, strict=True))
+
+
+class Stopped(Callback):
+    """Each worker is asked to stop, and the second takes its time to leave."""
+
+    def on_train_batch_end(self, trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_exception(self, trainer: Trainer, *rest: Any) -> None:
+        time.sleep(0.5 * trainer.global_rank)
+
+
+def stopped_beside_a_server(rank: int, size: int, strategy: Any) -> str:
+    trainer = Trainer(strategy=strategy, callbacks=[Stopped()], **OPTIONS, **QUIET)
+    try:
+        trainer.fit(Classifier(), loader())
+    except Interrupted as stop:
+        return str(stop)
+    trainer.close()
+    return "ended in order"
+
+
+def test_workers_that_are_stopped_leave_a_server_in_order() -> None:
+    """Who left first is not taken for one that failed."""
+    found = run_job(stopped_beside_a_server, 3, {"name": "parameter_server", "servers": 1})
+    assert found == ["stopped by signal 15", "stopped by signal 15", "ended in order"]
 
 
 class FailsAtTheEnd(Classifier):

@@ -36,8 +36,13 @@ class Board:
 
 def heard(job: Job) -> None:
     """Raise :class:`PeerGoneError` with what a rank that has failed said."""
-    if job.world_size > 1 and job_store().check([_FAILED]):
-        raise PeerGoneError(job_store().get(_FAILED).decode())
+    if job.world_size == 1:
+        return
+    words = ""
+    with suppress(RuntimeError):  # the store went with the rank that held it, whose connections are closed, too
+        words = job_store().get(_FAILED).decode() if job_store().check([_FAILED]) else ""
+    if words:
+        raise PeerGoneError(words)
 
 
 def fail(job: Job, error: BaseException) -> None:

@@ -412,12 +412,12 @@ class ParameterServer(Strategy):
         return f"ended_{self.stages}"
 
     def close(self, error: BaseException | None = None) -> None:
-        if error is not None:
+        orderly = error is None or isinstance(error, Interrupted)
+        if error is not None and not orderly:  # who is stopped leaves as at the end, and servers wait for the others
             fail(self.job, error)
         if self.server is not None:
             self.server.stopping = error is not None
         # Without a goodbye the servers know that this worker failed, and end too.
-        orderly = error is None or isinstance(error, Interrupted)
         self._shut(self.job.timeout if error is None else 1.0, goodbye=orderly)
         super().close(error)
 
