@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import torch
 import torch.distributed as dist
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.launch import Job, destroy_process_group, init_process_group, launch
+from drivetrain.launch import Job, destroy_process_group, init_process_group, launch, stores
+from drivetrain.launch.nodes import FixedNodes
 from drivetrain.launch.temporary import remove_stale
+from tests.distributed import run_alone
 from tests.launch import programs
 from tests.patience import LIMIT, SOON
 from tests.ports import free_port
@@ -55,6 +58,30 @@ def test_two_nodes_of_unequal_size(slow: int, tmp_path: Path) -> None:
             assert (first.exitcode, second.exitcode) == (0, 0)
     assert (tmp_path / "values_0").read_text() == "{0: [3.0, 0, 0, 0, 2, 3, 0], 1: [3.0, 1, 1, 0, 2, 3, 0]}"
     assert (tmp_path / "values_1").read_text() == "{2: [3.0, 2, 0, 1, 2, 3, 0]}"
+
+
+def joined_after_another_job() -> bool:
+    """Whether a node that has left a job and comes for the next one finds that, where the first node takes longer."""
+    port = free_port()
+    held = [stores.host(port, loopback=True, timeout=LIMIT)]
+    held[0].set("left_1", "1")
+
+    def next_job() -> None:
+        held.clear()
+        held.append(stores.host(port, loopback=True, timeout=LIMIT))
+        held[0].set("next", "1")
+
+    timer = threading.Timer(0.3, next_job)
+    timer.start()
+    node = FixedNodes(1, 2, stores.LOOPBACK, port, start_timeout=SOON, timeout=LIMIT, tick=lambda: None)
+    store = node._open()
+    timer.join()
+    return bool(store.check(["next"]))
+
+
+def test_a_scripts_next_stage_does_not_meet_in_the_store_of_the_last_one() -> None:
+    """Where it did the first node waited for it in vain: a fit and a test on two nodes came to an end now and then."""
+    assert run_alone(joined_after_another_job)
 
 
 def test_restart_on_both_nodes(tmp_path: Path) -> None:

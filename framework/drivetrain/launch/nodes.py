@@ -94,14 +94,32 @@ class FixedNodes(RendezvousHandler):
             store = stores.host(self._port, loopback=loopback, timeout=self._timeout)
             self._port = store.port
             return store
-        return stores.join(
-            self._address,
-            self._port,
-            who=f"node {self._node_rank}",
-            wait=self._start_timeout,
-            timeout=self._timeout,
-            tick=self._tick,
-        )
+        deadline = time.monotonic() + self._start_timeout
+        while True:
+            store = stores.join(
+                self._address,
+                self._port,
+                who=f"node {self._node_rank}",
+                wait=self._start_timeout,
+                timeout=self._timeout,
+                tick=self._tick,
+            )
+            if not self._has_left(store):
+                return store
+            del store  # the first node has still to close it
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"node {self._node_rank} waited {self._start_timeout:g} s at {self._address}:{self._port}, where"
+                    " the first node still holds the job before this one: see its log, or use another master_port"
+                )
+            time.sleep(TICK)
+
+    def _has_left(self, store: TCPStore) -> bool:
+        """Whether ``store`` is that of a job which this node has left: a script's next stage comes to the same port."""
+        try:
+            return bool(store.check([f"left_{self._node_rank}"]))
+        except RuntimeError:  # it was closed in between
+            return True
 
     def _meet(self, store: Any, word: str, wait: float) -> None:
         if self._num_nodes == 1:
