@@ -74,11 +74,12 @@ def _work(job: Job, payload: dict[str, Any]) -> None:
         if result is not None:  # a rank that serves predicts nothing
             torch.save(to_safe(result), folder / f"predictions_{job.rank}.pt")
         result = None
-    if trainer.strategy.hands_on:
+    hands_on = trainer.strategy.hands_on and job.num_nodes > 1  # else the caller asks the first rank only
+    if hands_on:
         result = outcome.to_those_that_served(trainer, request, before, result)
     weights = {}
     changed = request.stage == "fit" or request.ckpt_path is not None  # else they are the caller's own
-    if changed and (trainer.strategy.trains or trainer.strategy.hands_on):
+    if changed and (trainer.strategy.trains or hands_on):
         weights = trainer.full_weights()  # rank 0 hands them over; a strategy that spreads them needs everybody for it
     if job.local_rank == 0:
         state = outcome.told(trainer, request, before, result) | {

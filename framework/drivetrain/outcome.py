@@ -112,8 +112,8 @@ def take(trainer: Trainer, request: Request, state: dict[str, Any]) -> Any:
 
 
 def to_those_that_served(trainer: Trainer, request: Request, before: Before, result: Any) -> Any:
-    """In a script that each rank runs: those that served hold what came of it too, for the script goes on anywhere.
-    Every rank of the job comes here."""
+    """Those that served hold what came of it too, for what each rank runs, a script under torchrun or the task of a
+    run, goes on with other stages. Every rank of the job comes here."""
     everyone, strategy = trainer.strategy.everyone, trainer.strategy
     if request.stage == "fit" and trainer.return_weights:
         for tensor in [*request.module.parameters(), *request.module.buffers()]:

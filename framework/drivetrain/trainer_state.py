@@ -139,9 +139,8 @@ class TrainerState(Configuration):
 
     @property
     def handed_over(self) -> bool:
-        """Whether the last stage ran elsewhere: in workers that this process started, and that have ended, or on the
-        ranks that train, where this one serves."""
-        return (self.job is None and self.world_size > 1) or not self.strategy.trains
+        """Whether the last stage ran in workers that this process started, and that have ended."""
+        return self.job is None and self.world_size > 1
 
     @property
     def batches_stepped(self) -> int:
@@ -193,8 +192,8 @@ class TrainerState(Configuration):
 
     @property
     def _ended_elsewhere(self) -> bool:
-        """Whether workers that have ended did the last fit."""
-        return self.loop is None and self.fitted and self.handed_over
+        """Whether others did the last fit: workers that have ended, or ranks that train, where this one serves."""
+        return self.loop is None and self.fitted and (self.handed_over or not self.strategy.trains)
 
     def _tell_of_ended(self, name: str) -> None:
         if self._ended_elsewhere:

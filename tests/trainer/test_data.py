@@ -444,8 +444,8 @@ def test_data_are_prepared_once_on_each_node_or_once_of_all(of_module: bool) -> 
         owner = Prepares()
         request = SimpleNamespace(module=owner if of_module else TrainModule(), datamodule=None if of_module else owner)
         for node, local in [(0, 0), (0, 1), (1, 0), (1, 1)]:
-            communicator = SimpleNamespace(barrier=lambda: None)
-            strategy = SimpleNamespace(node_rank=node, communicator=communicator)
+            everyone = SimpleNamespace(barrier=lambda: None)
+            strategy = SimpleNamespace(node_rank=node, everyone=everyone)
             _prepare_data(SimpleNamespace(local_rank=local, strategy=strategy), request)  # type: ignore[arg-type]
         return called
 

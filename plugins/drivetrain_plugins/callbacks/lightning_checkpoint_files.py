@@ -48,8 +48,9 @@ class CheckpointFiles(CheckpointOptions):
         found = self.dirpath
         if found is None:
             found = local_path(os.path.expandvars(_default_folder(trainer)), "save_dir")
-        if trainer.communicator.world_size > 1:  # the first worker says which folder it is, and what files are called
-            found, self.filename = trainer.communicator.all_gather_plain([found, self.filename])[0]
+        everyone = trainer.strategy.everyone
+        if everyone.world_size > 1:  # the first worker says which folder it is, and what files are called
+            found, self.filename = everyone.all_gather_plain([found, self.filename])[0]
         self.dirpath = found
         if stage == "fit" and trainer.is_global_zero and self.save_top_k != 0 and _filled(found):
             warnings.warn(f"the folder of checkpoints {found} is not empty.", stacklevel=2)

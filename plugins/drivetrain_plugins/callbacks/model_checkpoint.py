@@ -147,8 +147,9 @@ class ModelCheckpoint(CheckpointOptions):
             found = [*_look(root), self.filename]
         # The first rank says which folder it is, what lies there and what files are called: ranks may have made names
         # of their own, with a time in them, and which checkpoints are kept goes by name.
-        if trainer.communicator.world_size > 1:
-            found = trainer.communicator.all_gather_plain(found)[0]
+        everyone = trainer.strategy.everyone
+        if everyone.world_size > 1:
+            found = everyone.all_gather_plain(found)[0]
         self.dirpath, names, problem, self.filename = found
         self._names = set(names)
         if problem is not None:
@@ -157,7 +158,7 @@ class ModelCheckpoint(CheckpointOptions):
                 " writable."
             )
         if trainer.num_nodes > 1 and not trainer.fast_dev_run:
-            refuse_unshared(Path(found[0]), trainer.communicator)
+            refuse_unshared(Path(found[0]), everyone)
 
     def on_train_start(self, trainer: Trainer, pl_module: TrainModule) -> None:
         """Take up what a checkpoint said of the folder, as far as it is still there."""

@@ -173,7 +173,7 @@ class ParameterServer(Strategy):
         signal = signals.pending()
         if signal is not None:
             raise Interrupted(signal)
-        self.hands_on = self._tells() and job_store().check([self._ended()])
+        self.hands_on = job_store().check([self._ended()])
 
     def _look_at_workers(self) -> None:
         """Raise where none will come: where a rank has failed before it came, and its script caught that, and where
@@ -397,15 +397,10 @@ class ParameterServer(Strategy):
         """What the servers end with is what the caller's module gets; after this they are gone."""
         if self.fits:
             self._pull_together()
-        self.hands_on = self._tells()
+        self.hands_on = self.roles.workers < self.job.world_size
         if self.hands_on and self.job.rank == 0:
             job_store().set(self._ended(), "1")  # before the goodbye, after which a server looks
         self._shut()
-
-    def _tells(self) -> bool:
-        """Whether there are ranks that serve whose script, or whose host's, goes on after the stage."""
-        serve = self.roles.workers < self.job.world_size
-        return serve and (self.job.origin != "local" or self.job.num_nodes > 1)
 
     def _ended(self) -> str:
         """Where the first worker says that the workers have come to the stage's end."""
