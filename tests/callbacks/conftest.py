@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,10 @@ class FakeTrainer:
     on_save: Callable[[], None] = lambda: None
     ckpt_path: str | None = None
     meanings: Meanings = OWN
+
+    @property
+    def strategy(self) -> SimpleNamespace:
+        return SimpleNamespace(communicator=self.communicator, everyone=self.communicator)
 
     def monitored(self, name: str) -> torch.Tensor | None:
         return self.callback_metrics.get(name)
