@@ -98,7 +98,8 @@ class BatchSource:
                 warnings.warn("overfit_batches reads the training data in order, not shuffled.", stacklevel=2)
         self._dealer: DistributedSampler[Any] | None = None
         if self.natural and not in_order and reshard and order == "sampler":
-            dealt = dealt_to_one(loader, seed, training)
+            # As on several ranks: what a loader's batch is to each of them is what Lightning shuffles.
+            dealt = dealt_to_one(loader, seed, training and mode == "per_process")
             self._dealer = None if dealt is loader else dealt.sampler
             loader = dealt
         elif order == "sampler" and shard.size > 1 and mode == "per_process" and reshard and not (in_order or numbers):

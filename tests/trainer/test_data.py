@@ -296,6 +296,20 @@ def test_the_order_of_a_distributed_strategy_on_one_device_goes_on_in_a_run_of_a
     assert order(again) == list(by_hand)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_order_of_global_batches_is_that_of_any_number_of_devices(shuffle: bool) -> None:
+    """Of a distributed strategy under Lightning's Trainer with ``batch="global"``; some have one replica on any number
+    of ranks (a pipeline)."""
+    data = DataLoader(list(range(9)), batch_size=4, shuffle=shuffle)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"mode": "global", "training": True, "order": "sampler", "seed": 1}
+    lone, *several = (BatchSource(data, Shard(rank, size), **options) for rank, size in ((0, 1), (0, 2), (1, 2)))
+    order = [int(number) for micro in lone for number in micro.batch]
+    parts = zip(*([micro.batch.tolist() for micro in source] for source in several), strict=True)
+    # Both have the last sample, which is one.
+    assert order == list(dict.fromkeys(number for both in parts for part in both for number in part))
+    assert (order == list(range(9))) is not shuffle
+
+
 def test_data_module_from_datasets() -> None:
     data = DataModule.from_datasets(dataset(24), [dataset(8), dataset(6)], dataset(6), dataset(5), batch_size=4)
     trainer = Trainer(**QUIET, max_epochs=1, precision="64-true")
