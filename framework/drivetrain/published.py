@@ -38,6 +38,11 @@ class PublishedMetrics:
         self._bar: dict[str, float] = {}
         self._agreed: dict[str, float] = {}  # of what each rank knows its own value of: the first rank's
 
+    @property
+    def _alone(self) -> bool:
+        """Whether no other rank has metrics: a job may have ranks that only serve."""
+        return self.trainer.strategy.communicator.world_size == 1
+
     # -- reading ------------------------------------------------------------------------------------------------
     @property
     def callback(self) -> dict[str, torch.Tensor]:
@@ -84,7 +89,7 @@ class PublishedMetrics:
 
     def of(self, metrics: Metrics, by_step: bool) -> list[tuple[Entry, str, torch.Tensor]]:
         """What this rank has logged in the step or epoch at hand, as it is shown: entry, name and value."""
-        found = metrics.current(by_step, self.trainer.world_size == 1)
+        found = metrics.current(by_step, self._alone)
         # What a metric object gives keeps its type.
         return [
             (entry, name, self._as_shown(value, entry.double, entry.metric is not None)) for entry, name, value in found
@@ -92,9 +97,9 @@ class PublishedMetrics:
 
     def monitored(self, name: str) -> torch.Tensor | None:
         """The metric ``name``, the same on all ranks; see :meth:`drivetrain.Trainer.monitored`."""
-        if self.trainer.world_size > 1 and name not in self._agreed and self._combined(name):
+        if not self._alone and name not in self._agreed and self._combined(name):
             return None  # what is shown is this rank's own
-        if self.trainer.world_size > 1 and name in self._agreed:
+        if not self._alone and name in self._agreed:
             known = self._callback.get(name)
             return torch.tensor(self._agreed[name], dtype=_type_of(known))
         return self.callback.get(name)
@@ -109,7 +114,7 @@ class PublishedMetrics:
         """Make global values known to callbacks and progress bar, and those that are to be written to the loggers
         unless ``write`` is false."""
         checking, live = self.trainer.sanity_checking, self.trainer.meanings.live_metrics
-        if checking and live and self.trainer.world_size == 1:
+        if checking and live and self._alone:
             return  # it is looked at where it was logged
         known: dict[str, torch.Tensor] = {}
         for name, value in exchange.values.items():

@@ -166,7 +166,7 @@ class Trainer(TrainerState):
     def request_stop(self, reason: str | None = None) -> None:
         """Ask for a stop from one rank; all stop together at the next boundary, a lone rank after its batch."""
         self.stop_wish = reason or self.stop_wish
-        if reason != "max_time" or self.world_size == 1:
+        if reason != "max_time" or self.strategy.communicator.world_size == 1:
             self.should_stop = True
 
     def close(self) -> None:

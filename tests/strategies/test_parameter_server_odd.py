@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+import drivetrain.lightning as L
 from drivetrain import Callback, Trainer, TrainModule
 from drivetrain.errors import WorkerError
 from tests.patience import SOON
-from tests.runs import Classifier, difference, train
+from tests.runs import QUIET, Classifier, difference, train
 
 
 def server(**options: Any) -> dict[str, Any]:
@@ -134,3 +135,35 @@ def test_a_lone_worker_is_never_stale() -> None:
     run = train(Classifier, server(mode="async", embedded=True), 1, max_epochs=1)
     told = run.trainer.run_summary()["communication"]
     assert (told["pushes"], told["staleness_mean"], told["staleness_max"]) == (run.steps, 0.0, 0)
+
+
+class LooksAround(L.LightningModule):
+    """Wishes to stop within its first epoch, and looks at that epoch's metrics when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 1)
+        self.seen: dict[str, float] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch_idx == 1:
+            self.trainer.request_stop("max_time")  # what max_time does where it is over
+        loss = self.net(batch).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.seen = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("strategy", [server(), server(embedded=True)], ids=["beside a server", "in one process"])
+def test_a_lone_worker_need_not_wait_to_know_its_metrics_and_to_stop(strategy: Any) -> None:
+    devices = 1 if "embedded" in strategy else 2
+    options = QUIET | {"log_every_n_steps": 50}
+    trainer = L.Trainer(strategy=strategy, devices=devices, max_epochs=1, **options)
+    module = LooksAround()
+    trainer.fit(module, DataLoader(torch.ones(6, 2), batch_size=1))  # type: ignore[arg-type]
+    assert trainer.global_step == 2 and module.seen.keys() == {"loss", "loss_step", "loss_epoch"}
