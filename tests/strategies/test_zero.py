@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain import Trainer
+from drivetrain import Callback, Trainer
 from drivetrain.declaration import Plan, conflicts
 from drivetrain.errors import ConfigurationError, WorkerError
 from drivetrain_plugins.strategies.declared import zero as declared
 from drivetrain_plugins.strategies.declared.zero import ZERO, ZeroOptions
+from tests.distributed import run_ranks
+from tests.ports import free_port
 from tests.resume.runs import Everything, assert_same, end, fit
 from tests.runs import QUIET, Classifier, Outcome, difference, loader, train
 from tests.strategies import parity
@@ -146,6 +148,39 @@ def test_a_lone_worker_that_fails_leaves_nothing() -> None:
         train(Breaks, zero(2), 1, precision="32-true")
     gc.collect()  # the error's frames held the engine
     assert not torch.distributed.is_initialized()
+
+
+class Collects(Callback):
+    """Lets go of what was there before training, and keeps the optimizer's states of its end."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        gc.collect()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.states = trainer.strategy.state_dict(trainer.optimizers)["optimizers"][0]["state"]
+
+
+def test_an_engine_that_has_ended_takes_nothing_from_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a job that goes on, as under torchrun, nothing else collects it before."""
+
+    def twice(rank: int, world_size: int) -> list[float]:
+        torch.distributed.destroy_process_group()  # the Trainer makes one
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        gc.disable()
+        options: dict[str, Any] = {"strategy": zero(1), "devices": 2, "precision": "32-true", **QUIET}
+        module, callback = Classifier(), Collects()
+        trainer = Trainer(max_epochs=1, callbacks=[callback], **options)
+        trainer.fit(module, loader())
+        trainer.max_epochs = 2
+        trainer.fit(module, loader())
+        trainer.close()
+        return [float(value.abs().max()) for state in callback.states.values() for value in state.values()]
+
+    of_torchrun = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_PORT": free_port()}
+    for name, value in (of_torchrun | {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test"}).items():
+        monkeypatch.setenv(name, str(value))
+    assert all(largest and min(largest) > 0 for largest in run_ranks(twice, 2))
 
 
 # -- state ------------------------------------------------------------------------------------------------------

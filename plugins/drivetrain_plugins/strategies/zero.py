@@ -383,6 +383,9 @@ class Zero(Strategy):
         for key in beside:
             del self._optimizer.state[key]
         self._engine.destroy()
+        # It would do so again when it is collected, whenever that is: a later engine of the same parameters would lose
+        # what it knows of where they lie.
+        self._engine.destroy = _nothing
         self._optimizer.state.update(beside)
 
     def _weights(self) -> dict[str, Any]:
@@ -494,6 +497,10 @@ class Zero(Strategy):
 
 
 _WAY_OUT = "use strategy.stage=1"
+
+
+def _nothing() -> None:
+    """What is left to do of an engine that has ended."""
 
 
 def _flat(optimizer: Optimizer) -> dict[int, str]:
