@@ -1,9 +1,10 @@
-"""A script that ends while the transport's threads let go of tensors."""
+"""A script that ends, or forks, while the transport's threads let go of tensors."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
 import threading
 import time
@@ -14,7 +15,8 @@ from drivetrain.launch import transport_threads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what threads do")
-def test_threads_that_are_at_work_are_waited_for() -> None:
+@pytest.mark.parametrize("then", ["end", "fork"])
+def test_threads_that_are_at_work_are_waited_for(then: str) -> None:
     done = threading.Event()
 
     def work() -> None:
@@ -29,6 +31,12 @@ def test_threads_that_are_at_work_are_waited_for() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     started.wait()
-    transport_threads.await_rest()
+    if then == "end":
+        transport_threads.await_rest()
+    else:
+        transport_threads.await_them()
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
     assert done.is_set()
     thread.join()

@@ -96,7 +96,7 @@ def init_process_group(job: Job, *, device: torch.device | None = None) -> None:
         )
         _joined.hooks = hook, sys.excepthook
         _pass_over_what_is_inherited()
-        transport_threads.await_at_exit()
+        transport_threads.await_them()
     except BaseException as error:
         missing = _missing() if isinstance(error, RuntimeError) else []
         _forget()
