@@ -42,14 +42,6 @@ from drivetrain.launch.job import Job
 from drivetrain.launch.temporary import temporary_folder
 
 
-class _Stop(BaseException):
-    """Carries :class:`Interrupted` through Hydra, whose sweep goes on after any ``Exception``."""
-
-    def __init__(self, cause: Interrupted) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
 @dataclass
 class Command:
     """One invocation.
@@ -97,13 +89,11 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         with in_plain_lines():
             return _dispatch(command)
-    except _Stop as stop:
-        return _say(stop.cause, stop.cause.exit_code)
     except MisuseError as error:
         return _say(error, error.exit_code)
     except ConfigurationError as error:
         return _refuse(command, str(error))
-    except DrivetrainError as error:
+    except (DrivetrainError, Interrupted) as error:
         return _say(error, error.exit_code)
     except COMPOSITION_ERRORS as error:
         return _refuse(command, explain(error, command.overrides, args.config_dir))
@@ -256,7 +246,7 @@ def _told(others: Meeting) -> Iterator[None]:
     """Let the other ranks know why there will be no run."""
     try:
         yield
-    except (DrivetrainError, OSError) as error:
+    except (DrivetrainError, Interrupted, OSError) as error:
         others.tell(None, str(error))
         raise
 
@@ -273,8 +263,6 @@ def _hydra(command: Command, more: list[str], request: Request | None = None) ->
             asked = request or resume.found(check(config), folder)
             outcome.record = execute(asked, folder, _recipe_of(HydraConfig.get()), command.joined, command.told)
             return objective.value(asked.config["objective"], outcome.record) if request is None else None
-        except Interrupted as error:
-            raise _Stop(error) from error
         except Exception as error:
             outcome.error = str(error) or type(error).__name__
             outcome.record = record.left_in(folder)

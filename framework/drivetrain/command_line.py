@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, nearest
+from drivetrain.errors import FULL, ConfigurationError, DrivetrainError, Interrupted, nearest
 
 Command = Callable[[Sequence[str]], int | None]
 Commands = Mapping[str, tuple[str, str]]  # by name: "module:function", and what it does
@@ -103,7 +103,7 @@ def dispatch(argv: Sequence[str] | None, usage: str, find: Callable[[str], Comma
         code = int(find(words[0])(words[1:]) or 0)
         sys.stdout.flush()
         return code
-    except DrivetrainError as error:
+    except (DrivetrainError, Interrupted) as error:
         say(f"error: {error}")
         return error.exit_code
     except BrokenPipeError:

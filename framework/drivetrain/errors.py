@@ -113,16 +113,18 @@ class WorkerError(DrivetrainError):
         return WorkerError(message, rank=rank)
 
 
-class Interrupted(DrivetrainError):
-    """The job was asked to stop by a signal and stopped in order. ``exit_code`` is 128 + the signal's number."""
+class Interrupted(SystemExit):
+    """The job was asked to stop by a signal and stopped in order. ``exit_code`` is 128 + the signal's number, with
+    which a script ends that does not catch it. No ``Exception``, as Python's own ``KeyboardInterrupt`` is none: a
+    search that goes on with its next trial after whatever a fit raises would go on after Ctrl-C."""
 
     def __new__(cls, signum: int = signal.SIGTERM) -> Interrupted:
-        return super().__new__(Terminated if signum == signal.SIGTERM else cls)
+        return super().__new__(_OF_SIGNAL.get(signum, cls))
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")
         self.signum = signum
-        self.exit_code = 128 + signum
+        self.code = self.exit_code = 128 + signum
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.signum,)
@@ -135,9 +137,14 @@ class Terminated(Interrupted):
         super().__init__(signum)
 
 
-def by_keyboard(error: BaseException) -> bool:
-    """Whether ``error`` came of Ctrl-C."""
-    return isinstance(error, KeyboardInterrupt) or (isinstance(error, Interrupted) and error.signum == signal.SIGINT)
+class InterruptedByKeyboard(Interrupted, KeyboardInterrupt):
+    """An :class:`Interrupted` by SIGINT, whoever raises it: what a script does on Ctrl-C is done."""
+
+    def __init__(self, signum: int = signal.SIGINT) -> None:
+        super().__init__(signum)
+
+
+_OF_SIGNAL: dict[int, type[Interrupted]] = {signal.SIGTERM: Terminated, signal.SIGINT: InterruptedByKeyboard}
 
 
 def note_place(error: BaseException, place: str) -> None:

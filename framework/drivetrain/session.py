@@ -31,7 +31,6 @@ from drivetrain.errors import (
     EndStage,
     Interrupted,
     TrainingError,
-    by_keyboard,
     note_place,
 )
 from drivetrain.hooks import Hooks
@@ -130,15 +129,12 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
     """Tell those who must know; then leave without a word to the other ranks, who may be gone."""
     status = "interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
     trainer.status = status
-    told = error
-    if trainer.meanings.keyboard == "exit" and by_keyboard(error) and not isinstance(error, KeyboardInterrupt):
-        told = KeyboardInterrupt()
     try:
         try:
             if trainer.hooks is not None:
-                trainer.hooks.of_callbacks("on_exception", told)
+                trainer.hooks.of_callbacks("on_exception", error)
             if request.datamodule is not None:
-                request.datamodule.on_exception(told)
+                request.datamodule.on_exception(error)
         finally:
             trainer.checkpoint_io.teardown()
         stage_loggers.finalize(trainer)

@@ -26,7 +26,6 @@ from drivetrain.errors import (
     MisuseError,
     Terminated,
     WrongKindError,
-    by_keyboard,
 )
 from drivetrain.frame_room import in_one_chunk
 from drivetrain.launch import Job, own_processes
@@ -216,7 +215,7 @@ class Trainer(TrainerState):
             return self._run_stage(request)
         except (Interrupted, KeyboardInterrupt) as stop:
             self._terminated = isinstance(stop, Terminated)
-            if self.meanings.keyboard == "raise" or not by_keyboard(stop):
+            if self.meanings.keyboard == "raise" or not isinstance(stop, KeyboardInterrupt):
                 raise
             self.status = "interrupted"
             raise SystemExit(1) from stop

@@ -7,6 +7,7 @@ import random
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,16 @@ def _go_on(folder: Path, temporary: str, strategy: str, devices: int) -> None:
     train(folder, strategy, devices, Slow(folder, "train", 0, 0.03), resume="auto")
 
 
+def _searching(*arguments: Any) -> None:
+    """A trial of a search, which goes on with the next one whatever a fit raises."""
+    with suppress(Exception):
+        train(*arguments)
+
+
 def _stopped(folder: Path, signum: int, moment: str, step: int, strategy: str, devices: int) -> None:
     """Send ``signum`` to the run's process group, as a terminal does, when it has reached ``moment``."""
     slow = Slow(folder, moment, step)
-    with forked(train, folder, strategy, devices, slow) as process:
+    with forked(_searching, folder, strategy, devices, slow) as process:
         assert process.pid is not None
         wait_for(*(folder / f"reached_{rank}" for rank in range(devices)))
         below = descendants(process.pid)

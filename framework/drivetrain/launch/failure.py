@@ -62,7 +62,7 @@ class Failure:
     kinds: Sequence[str] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
 
-    def error(self) -> DrivetrainError:
+    def error(self) -> DrivetrainError | Interrupted:
         """The exception that the parent raises for it."""
         if self.kind == "configuration":
             kind: type[ConfigurationError] = getattr(errors, self.name)
@@ -95,12 +95,12 @@ def of_exception(rank: int, error: BaseException) -> Failure:
     text, summary = str(error), in_a_line(error)
     trace = "".join(traceback.format_exception(error))
     secondary = any(_peer_gone(one) for one in _chain(error))
+    if isinstance(error, Interrupted):
+        return Failure(rank, now, summary, text, exit_code=error.exit_code, kind="interrupted")
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 1
         said = "" if isinstance(error.code, int) else f" and said: {error.code}"
         return Failure(rank, now, f"exited with code {code}{said}", exit_code=code, kind="death")
-    if isinstance(error, Interrupted):
-        return Failure(rank, now, summary, text, exit_code=error.exit_code, kind="interrupted")
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank, now, "interrupted", exit_code=128 + signal.SIGINT, kind="interrupted")
     if isinstance(error, ConfigurationError) and not isinstance(error, MisuseError):

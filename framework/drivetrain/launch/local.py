@@ -140,7 +140,7 @@ def launch(
         agent = Agent(workers, assignment, nodes, stop, start_method=method, max_restarts=max_restarts)
         try:
             values = _run(agent, stop)
-        except DrivetrainError as error:
+        except (DrivetrainError, Interrupted) as error:
             raise error.with_traceback(None)  # noqa: B904  its frames hold the store, and with it an open port
         finally:
             agent.release()
