@@ -134,7 +134,7 @@ def test_lr_find_under_two_workers_is_that_of_one(tmp_path: Path) -> None:
         assert len(result.results["lr"]) == 20
         assert run.callbacks == [], "the Trainer is as it was"
     assert close(found[0]["lr"], found[1]["lr"])
-    assert torch.allclose(torch.tensor(found[0]["loss"]), torch.tensor(found[1]["loss"]), atol=1e-6)
+    assert torch.allclose(torch.tensor(found[0]["loss"]), torch.tensor(found[1]["loss"]), atol=1e-12)
 
 
 def sized(L: Any, limit: int | None = None, **parts: Any) -> Any:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
@@ -52,6 +53,8 @@ class FitLoop(RunningLoop):
         batches_seen: micro-batches of all epochs.
         same_weight: whether the micro-batches of a window weigh the same, whatever their samples.
         forward_only: set by a callback at an epoch's start: its batches only run forward (statistics of BatchNorm).
+        newest_loss: the loss of the last micro-batch on this rank, detached, and what it weighs among the ranks' losses
+            of that batch; None where there was none, or another rank has it.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class FitLoop(RunningLoop):
         self.ended = False
         self.between_steps = True
         self.forward_only = False
+        self.newest_loss: tuple[torch.Tensor, float] | None = None
         self.batches_seen = batches_seen
         self._at_each_batch = trainer.meanings.moments == "batch"
         self.resumed = self.restored = False
@@ -366,6 +370,7 @@ class FitLoop(RunningLoop):
             else:
                 step.loss = self.strategy.forward_backward(step)
             hooks.current = None
+            self.newest_loss = None if step.loss is None else (step.loss, step.share)
             if inner:  # a round is one, however many its clients make, which ranks have different numbers of
                 optimization.steps = steps_before
             self.between_steps = closes and not inner

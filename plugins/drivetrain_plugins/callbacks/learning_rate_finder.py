@@ -20,7 +20,7 @@ MODES = ("exponential", "linear")
 
 
 class LearningRateFinder(Callback):
-    """Arguments and figures are Lightning's; the loss is the mean over the workers, who all decide alike.
+    """Arguments and figures are Lightning's; the loss is that of one process, by which all workers decide alike.
 
     Override ``on_fit_start`` and call :meth:`lr_find` elsewhere (``on_train_epoch_start``) to search at other times.
 

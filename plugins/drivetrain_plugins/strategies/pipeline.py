@@ -221,17 +221,22 @@ class Pipeline(Strategy):
         self._refuse_stale()
         self._tell_of_reads("training")
         step.after_backward()
+        if not losses:
+            loss = None
+        elif len(losses) == 1:
+            loss = losses[0]
+        else:
+            loss = torch.stack([one * weight for one, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+            step.whole = loss  # the step's output is that of the last piece
         if self._shows_loss:
             self._show_loss(step, losses, weights)
-        if not losses:
+        if loss is None:
             return None
         self.contributed = True
         if step.weighted:
             step.share = sum(weights)
             self.weight += step.share
-        if len(losses) == 1:
-            return losses[0]
-        return torch.stack([loss * weight for loss, weight in zip(losses, weights, strict=True)]).sum() / sum(weights)
+        return loss
 
     _shows_loss = False  # whether a hook of the project's own is given what steps return
 

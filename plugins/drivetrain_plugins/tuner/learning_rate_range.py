@@ -121,14 +121,19 @@ class _Recorder(Callback):
 
 
 def _global_loss(trainer: Trainer, outputs: Any) -> float:
-    """The mean of the ranks' losses; NaN where none has one."""
-    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    """The loss of the batch just made as one process would have it: the ranks', by their weights; NaN where none has
+    one."""
     if trainer.strategy.communicator.world_size == 1:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         return math.nan if loss is None else float(loss)
-    mine = [0.0, 0.0] if loss is None else [float(loss), 1.0]
-    device = trainer.strategy.communicator.device
-    total, count = trainer.strategy.communicator.all_reduce(torch.tensor(mine, device=device)).tolist()
-    return total / count if count else math.nan
+    fit = trainer.fit_loop
+    loss, weight = fit.newest_loss or (0.0, 0.0)
+    mine = torch.tensor([float(loss) * weight, weight], dtype=torch.float64, device=trainer.strategy.device)
+    total, weight = torch.stack(trainer.strategy.gather(mine)).sum(0).tolist()
+    if not weight:
+        return math.nan
+    divided = fit.same_weight and trainer.lightning_module.automatic_optimization
+    return total / weight / (trainer.accumulate_grad_batches if divided else 1)
 
 
 def range_test(
