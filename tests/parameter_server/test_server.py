@@ -150,6 +150,11 @@ def test_nobody_is_more_clocks_ahead_than_allowed() -> None:
         (lambda: push(1, 0.5, weight="heavy"), "the field 'weight' of a push message is no number"),
         (lambda: Message("pull", {"clock": "noon"}), "no whole number 'clock'"),
         (lambda: apply(groups=[3]), "a parameter group of a message has no settings"),
+        (lambda: Message("load", {}, [torch.zeros(2)]), "a load does not have this server's parameters"),
+        (
+            lambda: Message("load", {"saved": True, "entries": [["v", "step", [1]]], "kept": None}, [torch.zeros(1)]),
+            "a load has no states of this server's parameters",
+        ),
         (lambda: apply(groups=[]), "does not have this optimizer's parameter groups"),
     ],
 )

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from drivetrain.named_optimizer import packed_again, renamed
 from drivetrain.optimizer import is_torchs
+from drivetrain_plugins.parameter_server import states
 from drivetrain_plugins.parameter_server.departures import PeerGoneError
 from drivetrain_plugins.parameter_server.endpoint import Listener
 from drivetrain_plugins.parameter_server.groups import check_groups, own_settings, set_groups
@@ -153,6 +154,7 @@ class Server:
             "gradients": self._of_average,
             "apply": self._apply,
             "state": self._state,
+            "load": self._load_sent,
             "done": self._done,
         }.get(message.kind)
         if handler is None:
@@ -273,17 +275,23 @@ class Server:
             raise WireError(f"a {message.kind} does not say which parameters it has gradients for")
 
     def _state(self, who: bytes, rank: int, message: Message) -> None:
-        plain: list[list[Any]] = []
         tensors: list[Tensor] = []
         state = self.state()
-        for name, values in state.get("state", {}).items():
-            for key, value in values.items():
-                if isinstance(value, Tensor):
-                    tensors.append(value)
-                plain.append([name, key, None if isinstance(value, Tensor) else [value]])
+        entries = states.entries(state.get("state", {}), tensors)
         own = own_settings(self.optimizer, self.told) if self.optimizer is not None else []
         kept = pack([state.get("beside", {}), state.get("further", {}), own], tensors)
-        self._send(who, Message("state", {"entries": plain, "kept": kept, "staleness": self.staleness}, tensors))
+        self._send(who, Message("state", {"entries": entries, "kept": kept, "staleness": self.staleness}, tensors))
+
+    def _load_sent(self, who: bytes, rank: int, message: Message) -> None:
+        """Go on from what the first worker sends, who speaks for all: after it steps are others'."""
+        if rank or self.pushes or self.applies:
+            raise WireError("weights are loaded by the first worker, between two steps")
+        size = len(self.layout.groups)
+        weights, rest = message.tensors[:size], message.tensors[size:]
+        if not self.layout.fits(weights):
+            raise WireError("a load does not have this server's parameters")
+        self._take_up(self.layout.split(weights), states.unpacked(message, rest, self.parameters))
+        self._weights(who, rank)
 
     # -- gradients ----------------------------------------------------------------------------------------------
     def _average(self) -> None:
@@ -351,13 +359,17 @@ class Server:
 
     def load(self, weights: Mapping[str, Tensor], saved: Mapping[str, Any] | None) -> None:
         """Take up weights and, unless None, what :meth:`state` gave: ``saved["state"]`` may lack parameters."""
-        with self.lock, torch.no_grad():
+        with self.lock:
+            self._take_up(weights, saved)
+
+    def _take_up(self, weights: Mapping[str, Tensor], saved: Mapping[str, Any] | None) -> None:
+        with torch.no_grad():
             for name, p in self.parameters.items():
                 p.copy_(weights[name])
-            if saved is not None and self.optimizer is not None:
-                self._load(saved, self.optimizer)
-            self.told = None  # the workers' settings are those of the checkpoint, too
-            self.store.changed()
+        if saved is not None and self.optimizer is not None:
+            self._load(saved, self.optimizer)
+        self.told = None  # the workers' settings are those of the checkpoint, too
+        self.store.changed()
 
     def _load(self, saved: Mapping[str, Any], optimizer: Optimizer) -> None:
         state: dict[Tensor, dict[str, Any]] = {

@@ -1,17 +1,67 @@
-"""The optimizer's state between servers, which hold it by pieces, and checkpoints, which hold it by parameters."""
+"""The optimizer's state between servers, which hold it by pieces, and checkpoints, which hold it by parameters; and as
+messages carry it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.errors import TrainingError
-from drivetrain_plugins.parameter_server.packing import unpack
+from drivetrain_plugins.parameter_server.packing import pack, unpack
 from drivetrain_plugins.parameter_server.pieces import Piece, joined
-from drivetrain_plugins.parameter_server.wire import Message
+from drivetrain_plugins.parameter_server.wire import Message, WireError
+
+
+def entries(state: Mapping[str, Mapping[str, Any]], tensors: list[Tensor]) -> list[list[Any]]:
+    """``state`` as plain data; its tensors are appended to ``tensors``."""
+    found: list[list[Any]] = []
+    for name, values in state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                tensors.append(value)
+            found.append([name, key, None if isinstance(value, Tensor) else [value]])
+    return found
+
+
+def packed(saved: Mapping[str, Any] | None, tensors: list[Tensor]) -> dict[str, Any]:
+    """The fields of a message that :func:`unpacked` makes ``saved`` of again, which is None or a
+    :func:`drivetrain.named_optimizer.named_state` by the server's keys; its tensors are appended to ``tensors``."""
+    if saved is None:
+        return {"saved": False}
+    more = {key: value for key, value in saved.items() if key in _BESIDE}
+    return {"saved": True, "entries": entries(saved["state"], tensors), "kept": pack(more, tensors)}
+
+
+def unpacked(message: Message, rest: Sequence[Tensor], known: Collection[str]) -> dict[str, Any] | None:
+    """What :func:`packed` was given.
+
+    Args:
+        rest: the message's tensors from the first entry's on.
+        known: names that the states may be of.
+
+    Raises:
+        WireError: the message is none of these.
+    """
+    if not message.fields.get("saved"):
+        return None
+    state: dict[str, dict[str, Any]] = {}
+    tensors = iter(rest)
+    try:
+        for name, key, value in message.fields["entries"]:
+            state.setdefault(name, {})[key] = next(tensors) if value is None else value[0]
+        more = unpack(message.fields["kept"], message.tensors)
+        if not state.keys() <= set(known) or not more.keys() <= _BESIDE:
+            raise ValueError(f"states of {[*state][:3]} beside {[*more][:3]}")
+    except (TypeError, ValueError, LookupError, AttributeError, StopIteration) as error:
+        raise WireError(f"a {message.kind} has no states of this server's parameters ({str(error)[:100]})") from error
+    return {"state": state, **more}
+
+
+_BESIDE = {"beside", "further", "whole"}
 
 
 def whole(

@@ -374,10 +374,27 @@ class ParameterServer(Strategy):
             weights = {key: piece.of(self.parameters[piece.name].detach()) for key, piece in share.items()}
             own = [{**one, "state": states.part(one["state"], share, self.shapes)} for one in saved[:1]]
             self.server.load(weights, own[0] if own else None)
+        elif self.trains and self.fits and self.clock and not self.options.embedded:
+            self._load_there(saved[0] if saved else None)
         if self.trains and self.fits:
             self.copies.remember()
         if self.options.embedded and self.fits:
             self.communicator.barrier()  # nobody may push before the server beside the first worker has taken it up
+
+    def _load_there(self, saved: dict[str, Any] | None) -> None:
+        """Servers that are at work do not come to what is loaded here: the first worker sends it."""
+        self.communicator.barrier()  # nobody pushes before it is taken up, nor (``async``) after it what is older
+        if self.job.rank == 0:
+
+            def load(number: int) -> Message:
+                tensors = self.copies.weights(number)
+                part = None
+                if saved is not None:
+                    part = {**saved, "state": states.part(saved["state"], self.held[number], self.shapes)}
+                return Message("load", states.packed(part, tensors), tensors)
+
+            self._take(self._ask(load, "weights"))
+        self.communicator.barrier()
 
     def own_state(self) -> dict[str, Any]:
         return {"clock": self.clock}

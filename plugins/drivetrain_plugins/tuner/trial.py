@@ -98,7 +98,9 @@ class Trial:
         trainer, strategy = self.trainer, self.trainer.strategy
         for name, value in self._kept.items():
             setattr(trainer, name, value)
-        if failure[0] is None or issubclass(failure[0], Exception):
+        # After an error other ranks may be gone, with whom some strategies load.
+        alone = strategy.support.replicated or strategy.communicator.world_size == 1
+        if failure[0] is None or (alone and issubclass(failure[0], Exception)):
             strategy.load_state_dict(self._state, self.optimizers)
             strategy.load_own_state(self._own)
             for config, state in zip(trainer.lr_scheduler_configs, self._schedules, strict=True):
