@@ -76,6 +76,33 @@ class Thrown(Critic):
         second.step()
 
 
+class ByItself(Gan):
+    """Goes back without ``manual_backward``, and after it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        self.manual_backward(nn.functional.softplus(-self.critic(batch[0])).mean())
+        nn.functional.softplus(self.critic(self.generator(batch[0]))).mean().backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class OfOne(Gan):
+    """Goes back to the parameters of one network only."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.softplus(self.critic(self.generator(batch[0]))).mean()
+        self.manual_backward(loss, inputs=list(self.generator.parameters()))
+
+
+class FlatByHand(Gan):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = nn.functional.softplus(self.critic(batch[0])).mean()
+        slopes = torch.autograd.grad(loss, self.critic.parameters(), create_graph=True, allow_unused=True)
+        self.manual_backward(loss + sum(slope.square().sum() for slope in slopes if slope is not None))
+
+
 class Adversarial(Classifier):
     """Goes forward again where the slope of a first pass points to; on the last of several ranks batch 1 has no loss
     where it ``skips``."""
@@ -139,6 +166,8 @@ ZERO = {"name": "zero", "stage": 3}
         (lambda: Penalised(1), LAYERS, r"a gradient of net.weight came when strategy=fsdp had .* needs strategy=ddp"),
         (Critic, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
         (Thrown, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
+        (OfOne, "fsdp", r"backward\(inputs=...\) finds no way to parameters .*, or use strategy=ddp"),
+        (FlatByHand, "fsdp", r"finds no way to parameters that a rank holds a part of.* needs strategy=ddp"),
         (lambda: Adversarial(skips=True), "fsdp", r"training_step returned None on rank 1: with sharded parameters"),
         (Penalised, ZERO, r"\(in .*: strategy=zero with stage=3 leaves parameters empty between passes"),
         (NoMatrix, ZERO, r"must be a matrix.* \(in .*: strategy=zero with stage=3 leaves .* which may be why"),
@@ -162,6 +191,12 @@ def test_penalties_on_slopes_where_they_can_be(strategy: Any) -> None:
         assert max(difference(train(make), train(make, strategy, 2)).values()) < 1e-10
     if strategy == "ddp":
         assert max(difference(train(Critic), train(Critic, strategy, 2)).values()) < 1e-10
+
+
+@pytest.mark.parametrize("strategy", ["ring", "fsdp"])
+def test_a_backward_pass_by_itself_counts_what_its_samples_do(strategy: str) -> None:
+    """On three ranks, whose parts of a batch of eight differ."""
+    assert max(difference(train(ByItself), train(ByItself, strategy, 3)).values()) < 1e-10
 
 
 def test_slopes_that_a_step_takes_by_itself() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from drivetrain.comm import phase
 from drivetrain.errors import MisuseError
+from drivetrain.loops.plain_backward import PlainBackward
 from drivetrain.loops.step import MicroStep
 from drivetrain.optimizer import TrainOptimizer, needs_closure
 from drivetrain.strategy import SkipStep
@@ -43,6 +44,7 @@ class Optimization:
         self.stepped = False
         self.counts_each = fit.trainer.meanings.steps == "optimizer"
         self._micro: MicroStep | None = None
+        self._plain = PlainBackward()
         self._through = False  # whether an optimizer of a manual step is stepping through the strategy
         self._complete = False  # whether gradients are global and unscaled, as they are before an optimizer steps
         self._default_step = not self.hooks.module_has("optimizer_step")
@@ -122,11 +124,13 @@ class Optimization:
     def manual(self, step: MicroStep) -> None:
         """Run a step that makes its own; ``step()`` of the optimizers themselves, not of what ``self.optimizers()``
         gives, finds global gradients, too."""
-        replicas = self.strategy.data.size > 1
+        size = self.strategy.data.size
+        replicas, factor = size > 1, step.share * size
         handles = [o.register_step_pre_hook(self._before_own_step) for o in self.optimizers] if replicas else []
         self._micro = step
         try:
-            self.strategy.forward(step.call, step.batch)
+            with self._plain.weighing(factor) if replicas and factor != 1.0 else nullcontext():
+                self.strategy.forward(step.call, step.batch)
         finally:
             self._micro = None
             for handle in handles:
@@ -146,9 +150,13 @@ class Optimization:
         if args:
             kwargs["gradient"] = args[0]
         self.hooks("on_before_backward", loss)
-        with phase.during(phase.BACKWARD):
-            self.strategy.backward(loss, micro.share, True, **kwargs)
-            self.strategy.after_manual_backward()
+        self._plain.counted = True
+        try:
+            with phase.during(phase.BACKWARD):
+                self.strategy.backward(loss, micro.share, True, **kwargs)
+                self.strategy.after_manual_backward()
+        finally:
+            self._plain.counted = False
         self.hooks("on_after_backward")
 
     def _step_optimizer(self, optimizer: Optimizer, closure: Any) -> Any:

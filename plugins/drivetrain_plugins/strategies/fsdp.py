@@ -7,6 +7,7 @@ forward and backward pass and let go after; gradients are reduce-scattered, so e
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -225,6 +226,13 @@ class FullySharded(HeldInParts):
         self.original.noted()
 
     # -- a step -------------------------------------------------------------------------------------------------
+    def forward(self, call: Callable[[Any], Any], batch: Any) -> Any:
+        """Where a module optimises by hand all of its step is in here, backward passes of its own, too."""
+        if self.mesh is None or self.module.automatic_optimization:
+            return super().forward(call, batch)
+        with dtensors.computing():
+            return super().forward(call, batch)
+
     def forward_backward(self, step: Any) -> torch.Tensor | None:
         if self.mesh is not None and not self._begun:
             refuse_hooks_on_parts(self.module.named_parameters(), f"strategy={self.name}")
