@@ -103,6 +103,17 @@ class FlatByHand(Gan):
         self.manual_backward(loss + sum(slope.square().sum() for slope in slopes if slope is not None))
 
 
+class GoesBackLate(Classifier):
+    """Makes a backward pass in a hook, when gradients are averaged."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        setattr(self, hook, self.late)
+
+    def late(self, *arguments: Any) -> None:
+        self.net(torch.ones(1, 6, dtype=torch.float64) * self.trainer.global_rank).sum().backward()
+
+
 class Adversarial(Classifier):
     """Goes forward again where the slope of a first pass points to; on the last of several ranks batch 1 has no loss
     where it ``skips``."""
@@ -152,6 +163,8 @@ class NoMatrix(Classifier):
 
 LAYERS = {"name": "fsdp", "wrap": "Linear"}
 ZERO = {"name": "zero", "stage": 3}
+SERVED = {"name": "parameter_server", "embedded": True}
+LATE = r"a hook makes a backward pass when strategy=\w+ has averaged the step's gradients"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,9 @@ ZERO = {"name": "zero", "stage": 3}
         (lambda: Penalised(1), LAYERS, r"a gradient of net.weight came when strategy=fsdp had .* needs strategy=ddp"),
         (Critic, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
         (Thrown, "fsdp", r"a gradient of critic.weight came when strategy=fsdp had .* needs strategy=ddp"),
+        (lambda: GoesBackLate("on_after_backward"), "ring", LATE),
+        (lambda: GoesBackLate("on_before_optimizer_step"), "ddp", LATE),
+        (lambda: GoesBackLate("on_before_optimizer_step"), SERVED, LATE),
         (OfOne, "fsdp", r"backward\(inputs=...\) finds no way to parameters .*, or use strategy=ddp"),
         (FlatByHand, "fsdp", r"finds no way to parameters that a rank holds a part of.* needs strategy=ddp"),
         (lambda: Adversarial(skips=True), "fsdp", r"training_step returned None on rank 1: with sharded parameters"),

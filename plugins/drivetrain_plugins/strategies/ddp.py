@@ -27,6 +27,7 @@ from drivetrain.module import TrainModule
 from drivetrain.strategy import Shard, SkipStep, Step, Strategy
 from drivetrain_plugins.compression.hook import CompressedAverage
 from drivetrain_plugins.strategies.averaging import has_mean
+from drivetrain_plugins.strategies.late_passes import refused, without
 from drivetrain_plugins.strategies.sparse import refuse_sparse
 
 # The name of the argument changed in torch 2.13.
@@ -217,7 +218,8 @@ class DistributedDataParallelStrategy(Strategy):
                         self.weight += step.share
                         self.weighted = True
                     self.backward(loss, step.share, step.last, weighted=step.weighted)
-                    step.after_backward()
+                    with refused(self.module, f"strategy={self.name}") if step.last else nullcontext():
+                        step.after_backward()
                 elif step.last:
                     self._join_with_zeros()
             except RuntimeError:
@@ -272,6 +274,8 @@ class DistributedDataParallelStrategy(Strategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, before_step: Callable[[], None]
     ) -> bool:
+        if self._replicas is not None:
+            before_step = without(before_step, self.module, f"strategy={self.name}")
         stepped = super().optimizer_step(optimizer, closure, before_step)
         if self._compressed is not None:
             self._compressed.settle(stepped)

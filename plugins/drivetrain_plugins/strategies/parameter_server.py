@@ -39,6 +39,7 @@ from drivetrain_plugins.parameter_server.window import Window
 from drivetrain_plugins.parameter_server.wire import Message
 from drivetrain_plugins.strategies.averaging import has_mean
 from drivetrain_plugins.strategies.first_step import refuse_unlike
+from drivetrain_plugins.strategies.late_passes import without
 from drivetrain_plugins.strategies.new_groups import refuse_new_groups
 from drivetrain_plugins.strategies.own_parts import refuse_own_parts
 from drivetrain_plugins.strategies.sparse import refuse_sparse
@@ -193,6 +194,7 @@ class ParameterServer(Strategy):
         refuse_new_groups(optimizer, self.groups, self.name)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # for schedules: the servers step
         self.clip, self.whole = None, False
+        before_step = without(before_step, self.module, f"strategy={self.name}")
         if self.options.mode == "async":
             return self._push_async(optimizer, before_step)
         self.clock += 1
