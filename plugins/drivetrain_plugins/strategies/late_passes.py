@@ -28,8 +28,8 @@ def refused(module: nn.Module, way: str) -> Iterator[None]:
         if _gradients(module) != before:
             raise TrainingError(
                 f"a hook makes a backward pass when {way} has averaged the step's gradients, so that each rank would"
-                " step with gradients of its own: add that loss to the one that training_step returns, call its"
-                " backward in training_step, or use strategy=fsdp."
+                " step with gradients of its own: add that loss to the one that training_step returns, or"
+                " optimise by hand (automatic_optimization=False)."
             )
 
     torch.autograd.backward = backward
