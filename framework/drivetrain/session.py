@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 def run(trainer: Trainer, request: Request, job: Job) -> Any:
     """Run ``request`` as worker ``job``. Returns the evaluation's results, the predictions, or None."""
-    signals.clear()
     phase.current.name = phase.SETUP
     with signals.handling(), _deterministic(trainer), _drawing_apart(trainer, request, job):
         try:

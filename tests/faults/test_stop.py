@@ -17,6 +17,7 @@ import drivetrain.callbacks
 import drivetrain.lightning
 from drivetrain import checkpoint
 from drivetrain.errors import Interrupted
+from drivetrain.launch import handling
 from tests.faults.programs import Slow, train
 from tests.launch.programs import all_gone, descendants, forked, wait_for
 from tests.patience import GONE, LIMIT, SOON
@@ -98,6 +99,17 @@ def test_a_signal_that_one_rank_has_heard_of(face: Any, tmp_path: Path) -> None:
         trainer.fit(Asked(), loader(16), loader(12, 2, shuffle=False))
     (saved,) = (tmp_path / "checkpoints").glob("*.ckpt")
     assert checkpoint.resolve(saved, tmp_path) == saved
+
+
+def test_a_signal_from_before_a_stage_is_heard_in_it() -> None:
+    """A worker is told to stop while it makes its module, or between training and testing."""
+    module, trainer = Classifier(), drivetrain.Trainer(max_epochs=9, **QUIET)
+    with handling():
+        os.kill(os.getpid(), signal.SIGTERM)
+        for stage in (trainer.fit, trainer.validate):
+            with pytest.raises(Interrupted):
+                stage(module, loader())
+    assert trainer.current_epoch == 0
 
 
 @pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("ring", 2)])
