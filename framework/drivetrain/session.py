@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from drivetrain import metric_states, resumption, seeding, snapshot, stage_data, stage_loggers
+from drivetrain import in_parts, metric_states, resumption, seeding, snapshot, stage_data, stage_loggers
 from drivetrain.batch_limits import as_slice
 from drivetrain.checkpoint import rng
 from drivetrain.comm import phase
@@ -59,6 +59,8 @@ def run(trainer: Trainer, request: Request, job: Job) -> Any:
             if trainer.meanings.starts == "seed" and trainer.strategy_name != "single":
                 seeding.start_anew()
             trainer.connect(job)
+            if job.world_size > 1 and job.origin != "local":  # a worker of ours ends with its stage
+                in_parts.bring_together(request.module, trainer.strategy)
             with _group_of_one(trainer, job):
                 _attach(trainer, request)
                 with profiled(trainer):

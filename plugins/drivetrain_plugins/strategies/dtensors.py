@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement
 from torch.optim import Optimizer
 
+from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import TrainingError
 from drivetrain.named_optimizer import load_named_state, named_state
 from drivetrain.precision import Precision
@@ -45,6 +46,29 @@ def like(whole: Tensor, model: Tensor, keep: bool = False) -> Tensor:
     return DTensor.from_local(
         part.contiguous(), mesh, model.placements, run_check=False, shape=model.shape, stride=model.stride()
     )
+
+
+def put_together(part: DTensor, ranks: Communicator) -> Tensor:
+    """The whole tensor, from all ``ranks``, which are those of the mesh or of several like it, whose own groups may be
+    gone."""
+    mesh = part.device_mesh.mesh
+    place = (mesh == ranks.rank).nonzero()[0].tolist()
+    index = torch.arange(part.numel()).view(part.shape)
+    counts = bool((mesh == 0).any())  # of ranks that hold the same the first one's is taken
+    for dimension in reversed(range(mesh.ndim)):
+        along = _cut_along(part.placements[dimension])
+        if along is not None:
+            index = _chunk(index, mesh.shape[dimension], place[dimension], along)
+        counts = counts and (along is not None or place[dimension] == 0)
+    whole = torch.zeros(part.numel(), dtype=part.dtype, device=ranks.device)
+    if counts:
+        whole[index.flatten().to(whole.device)] = part.to_local().flatten().to(whole.device)
+    return ranks.all_reduce(whole).view(part.shape)
+
+
+def without_values(part: DTensor) -> Tensor:
+    """A tensor of its whole shape, which is to be loaded."""
+    return torch.zeros(part.shape, dtype=part.dtype)
 
 
 def _cut_along(placement: Placement) -> int | None:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from drivetrain.comm.communicator import Communicator
 from drivetrain.errors import TrainingError
+from drivetrain.in_parts import InParts
 from drivetrain.named_optimizer import parameter_names
 from drivetrain.strategy import Strategy
 from drivetrain_plugins.strategies import dtensors
 from drivetrain_plugins.strategies.dtensors import parameters_of
 from drivetrain_plugins.strategies.first_step import FirstStep
 from drivetrain_plugins.strategies.lockstep import Lockstep
-from drivetrain_plugins.strategies.plain import Original
+from drivetrain_plugins.strategies.plain import Original, cut_parameters
 from drivetrain_plugins.strategies.replicas import average_buffers
 
 if TYPE_CHECKING:
@@ -127,7 +129,21 @@ class HeldInParts(Strategy):
         if self._passes is not None:
             self._passes.close()
         dtensors.accept_new_data()
+        if self.hangs_up(error):
+            self._leave()
         super().close(error)
+
+    def _leave(self) -> None:
+        """A stage failed in a script, which may go on with the module."""
+        original = self.original
+        held = [*self.module.modules(), *self.module.parameters()]
+        if original is None or not any(isinstance(one, (FSDPModule, DTensor)) for one in held):
+            return
+
+        def together(ranks: Communicator) -> None:
+            original.give_back(lambda part: dtensors.put_together(part, ranks))
+
+        InParts(self.module, original.kind, self, together, lambda: original.give_back(dtensors.without_values))
 
 
 def reduced(module: nn.Module, ranks: int, times: int) -> dict[str, int]:
@@ -160,9 +176,7 @@ def refuse_late_gradients(module: TrainModule, parts: Iterable[FSDPModule], way:
     gradient of a gradient in it. Call it when a backward pass that reduces gradients is over."""
     late = []
     for part in parts:
-        state: Any = part._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the one of earlier versions
-        for one in [one for group in groups if group is not None for one in group.fsdp_params]:
+        for one in cut_parameters(part):
             whole = getattr(one, "_unsharded_param", None)  # made when it is gathered for the first time
             if whole is not None and whole.grad is not None:
                 late.append(id(one.sharded_param))

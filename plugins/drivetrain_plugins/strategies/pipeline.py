@@ -24,6 +24,7 @@ from drivetrain.comm.communicator import Communicator
 from drivetrain.comm.synchronize import broadcast_tensors
 from drivetrain.declaration import Plan
 from drivetrain.errors import ConfigurationError, TrainingError
+from drivetrain.in_parts import InParts
 from drivetrain.launch import Job
 from drivetrain.module import TrainModule
 from drivetrain.named_optimizer import named_state, parameter_names
@@ -415,9 +416,19 @@ class Pipeline(Strategy):
 
     def spread(self) -> None:
         """Bring every rank's copy of every stage up to date."""
-        self._stepped = False
         for rank, tensors in enumerate(self.sources):
             broadcast_tensors(self.line, tensors, rank)
+        self._stepped = False
+
+    def close(self, error: BaseException | None = None) -> None:
+        if self._trains and self._stepped and self.hangs_up(error):
+            InParts(self.module, type(self.module), self, self._from_holders, lambda: None)
+        super().close(error)
+
+    def _from_holders(self, ranks: Communicator) -> None:
+        """Bring every copy up to date in a later job, whose ranks are those of the one that failed."""
+        for holder, tensors in zip(self.lines[0], self.sources, strict=True):
+            broadcast_tensors(ranks, tensors, holder)
 
     def traffic(self) -> dict[str, int]:
         """Activations and their gradients as this rank sent them while training."""

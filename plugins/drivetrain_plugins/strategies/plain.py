@@ -6,6 +6,7 @@ would be if workers had been started for it: something that can be called, copie
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class Original:
     """What ``module`` is before an engine takes it; made right before, :meth:`noted` right after.
 
     Attributes:
+        kind: the module's own class.
         names: the parameters that the optimizers have, by identity, once the engine has given the module back.
     """
 
@@ -32,7 +34,7 @@ class Original:
             fitted: that of an earlier stage, where this one makes no optimizers: those of the last fit still have the
                 parts that its engine held, and are what a script saves after a test.
         """
-        self.module = module
+        self.module, self.kind = module, type(module)
         self.names: dict[int, str] | None = None if fitted is None else fitted.names
         self._before = [(child, type(child), dict(vars(child))) for child in module.modules()]
 
@@ -43,12 +45,14 @@ class Original:
             changed = {name: former for name, former in now.items() if vars(child)[name] is not former}
             self._before[i] = child, kind, changed
 
-    def give_back(self) -> None:
+    def give_back(self, whole_of: Callable[[DTensor], Tensor] | None = None) -> None:
         """Undo it. Every rank calls it: the weights are gathered, one at a time, and kept on the host, for a device
-        may not have room for all of them."""
+        may not have room for all of them; or are what ``whole_of`` makes of the parts."""
         for child in self.module.modules():
             if isinstance(child, FSDPModule):
                 child.reshard()
+                for one in cut_parameters(child):  # where a pass was interrupted the above may leave them gathered
+                    one.to_sharded()
         if self.names is None:
             self.names = parameter_names(self.module)
         whole: dict[int, Tensor] = {}
@@ -58,7 +62,7 @@ class Original:
                 for name, tensor in held.items():
                     if isinstance(tensor, DTensor):
                         if id(tensor) not in whole:
-                            whole[id(tensor)] = _plain(tensor)
+                            whole[id(tensor)] = _plain(tensor, whole_of or DTensor.full_tensor)
                         held[name] = whole[id(tensor)]
         for child, kind, changed in self._before:
             child.__class__ = kind
@@ -76,9 +80,16 @@ class Original:
 _ABSENT = object()
 
 
-def _plain(tensor: Any) -> Tensor:
+def cut_parameters(part: FSDPModule) -> list[Any]:
+    """What FSDP2 keeps of each parameter that it gathers for ``part``."""
+    state: Any = part._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # the one of earlier versions
+    return [one for group in groups if group is not None for one in group.fsdp_params]
+
+
+def _plain(tensor: Any, whole_of: Callable[[DTensor], Tensor]) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        full = tensor.detach().full_tensor().cpu()
+        full = whole_of(tensor.detach()).cpu()
     return nn.Parameter(full, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else full
 
 
