@@ -218,7 +218,7 @@ def test_directory_becomes_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     expected, _ = fit("lightning", 3, resume=tmp_path / "file.ckpt")
     trainer, again = fit("drivetrain", 3, resume=tmp_path / "file.ckpt")
     assert equal(state(trainer, again)["weights"], [*expected.lightning_module.state_dict().values()])
-    assert export.main([str(tmp_path / "file.ckpt"), "--to", str(tmp_path / "more.ckpt")]) == 1
+    assert export.main([str(tmp_path / "file.ckpt"), "--to", str(tmp_path / "more.ckpt")]) == 2
     assert "is one file already" in capsys.readouterr().err
     assert checkpoint.consolidate(tmp_path / "file.ckpt").keys() == module.state_dict().keys()
 

@@ -20,12 +20,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(list(argv))
 
     from drivetrain.checkpoint.export import to_file
-    from drivetrain.errors import DrivetrainError
+    from drivetrain.errors import CheckpointError, ConfigurationError
 
     try:
         written = to_file(arguments.checkpoint, arguments.to)
-    except DrivetrainError as error:
+    except CheckpointError as error:  # what was asked for cannot be done: there is no run that failed
         say(f"error: {error}")
-        return error.exit_code
+        return ConfigurationError.exit_code
     print(f"{written}: {written.stat().st_size:,} bytes")
     return 0
