@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.comm import phase
 from drivetrain.errors import MisuseError
 from drivetrain.loops.plain_backward import PlainBackward
-from drivetrain.loops.step import MicroStep
+from drivetrain.loops.step import MicroStep, part_of
 from drivetrain.optimizer import TrainOptimizer, needs_closure
 from drivetrain.strategy import SkipStep
 from drivetrain.unprofiled import zero_grad
@@ -207,7 +207,10 @@ class Optimization:
         """Hooks, clipping and the finite check, on the gradients' true and global values."""
         trainer = self.trainer
         self._complete = True
-        self.hooks("on_before_optimizer_step", optimizer)
+        if "on_before_optimizer_step" in self.hooks.active:
+            by_hand = self._micro is not None  # then it counts so already
+            with nullcontext() if by_hand else self._plain.weighing(part_of(self.fit, self.fit.metrics.batch)):
+                self.hooks("on_before_optimizer_step", optimizer)
         if trainer.nonfinite == "skip" and not self.strategy.precision.scales:
             # An infinite bound clips nothing: this is the strategy's own way to the global norm.
             norm = self.strategy.clip_gradients(optimizer, float("inf"), "norm")

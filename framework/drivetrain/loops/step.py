@@ -12,6 +12,7 @@ from torch import Tensor
 from drivetrain.comm import phase
 from drivetrain.errors import MisuseError, TrainingError, note_place
 from drivetrain.loops.boundary import nonfinite
+from drivetrain.loops.plain_backward import PlainBackward
 
 if TYPE_CHECKING:
     from drivetrain.loops.fit import FitLoop
@@ -178,7 +179,8 @@ class MicroStep:
         fit = self._fit
         phase.current.name = phase.OPTIMIZER
         if "on_after_backward" in fit.hooks.active:
-            fit.hooks("on_after_backward")
+            with PlainBackward().weighing(part_of(fit, self.micro)):
+                fit.hooks("on_after_backward")
         if fit.timing.on:
             fit.clock = fit.timing.add_sampled("backward", fit.clock)
 
@@ -196,6 +198,13 @@ def share_of(fit: FitLoop, micro: MicroBatch, window: Window) -> float:
         return micro.count / micro.copies / window.total
     ranks = fit.strategy.data.size if fit.data.source.own_stream else 1
     return micro.weight / micro.total / len(window.batches) / ranks
+
+
+def part_of(fit: FitLoop, micro: MicroBatch) -> float:
+    """What a loss counts by which a hook goes back by itself: more than 1 on a rank with more samples of the batch than
+    others. Where ranks have batches of their own it is not known."""
+    ranks = fit.strategy.data.size
+    return 1.0 if ranks == 1 or fit.data.source.own_stream or not micro.total else micro.weight / micro.total * ranks
 
 
 def mean_loss(steps: list[MicroStep]) -> tuple[Any, float]:
