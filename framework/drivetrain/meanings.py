@@ -54,7 +54,7 @@ class Meanings:
         saving: when callbacks that save checkpoints hear of the end of a moment: ``"last"`` (after the module, so that
             what its own hook changed is in the checkpoint) or ``"callbacks"`` (before the module).
         keyboard: what Ctrl-C ends in: ``"raise"`` (:class:`drivetrain.errors.InterruptedByKeyboard`: a script ends with
-            status 130) or ``"exit"`` (with status 1).
+            status 130) or ``"exit"`` (hooks hear of a ``KeyboardInterrupt``, and the script ends with status 1).
         outcomes: in what words loggers are told how a stage ended, by drivetrain's own.
         live_metrics: whether ``callback_metrics`` and its like show what a rank logged at once; else what the ranks
             learnt of each other at the last boundary.

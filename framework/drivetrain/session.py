@@ -30,6 +30,7 @@ from drivetrain.errors import (
     DrivetrainError,
     EndStage,
     Interrupted,
+    InterruptedByKeyboard,
     TrainingError,
     note_place,
 )
@@ -130,12 +131,15 @@ def _fail(trainer: Trainer, request: Request, error: BaseException) -> None:
     """Tell those who must know; then leave without a word to the other ranks, who may be gone."""
     status = "interrupted" if isinstance(error, (Interrupted, KeyboardInterrupt)) else "failed"
     trainer.status = status
+    # Lightning's callbacks may look for Python's own.
+    plain = trainer.meanings.keyboard == "exit" and isinstance(error, InterruptedByKeyboard)
+    told = KeyboardInterrupt() if plain else error
     try:
         try:
             if trainer.hooks is not None:
-                trainer.hooks.of_callbacks("on_exception", error)
+                trainer.hooks.of_callbacks("on_exception", told)
             if request.datamodule is not None:
-                request.datamodule.on_exception(error)
+                request.datamodule.on_exception(told)
         finally:
             trainer.checkpoint_io.teardown()
         stage_loggers.finalize(trainer)
